@@ -1,0 +1,64 @@
+"""Which arrays may be written: every stretch of memory once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = Any
+
+
+class Span(NamedTuple):
+    """The bytes between an array's first and last element."""
+
+    start: int
+    stop: int
+    which: int
+
+
+def overlaps_itself(x: Array) -> bool:
+    """Do two indices reach one element? Said of every layout that is not a cut from a dense one."""
+    reach = x.itemsize
+    for stride, count in sorted((abs(s), n) for s, n in zip(x.strides, x.shape, strict=True) if n > 1):
+        if stride < reach:
+            return True
+        reach = stride * (count - 1) + reach
+    return False
+
+
+def same_memory(x: Array, y: Array) -> bool:
+    """Are they the same elements, in whatever order?"""
+    if x.dtype != y.dtype or x.size != y.size:
+        return False
+    return (_dense(x) and _dense(y)) or (x.shape == y.shape and x.strides == y.strides)
+
+
+def repeats(xs: Sequence[Array]) -> tuple[list[bool], tuple[int, int] | None]:
+    """For each array: is its memory an earlier one's? And the first pair that shares only a part of its memory."""
+    again = [False] * len(xs)
+    spans = sorted(Span(*_bounds(x), i) for i, x in enumerate(xs) if x.size)
+    open_spans: list[Span] = []
+    for span in spans:
+        open_spans = [o for o in open_spans if o.stop > span.start]
+        for other in open_spans:
+            x, y = xs[span.which], xs[other.which]
+            if (span.start, span.stop) == (other.start, other.stop) and same_memory(x, y):
+                again[max(span.which, other.which)] = True
+            elif np.shares_memory(x, y):
+                return again, (min(span.which, other.which), max(span.which, other.which))
+        open_spans.append(span)
+    return again, None
+
+
+def _dense(x: Array) -> bool:
+    start, stop = _bounds(x)
+    return bool(stop - start == x.nbytes)
+
+
+def _bounds(x: Array) -> tuple[int, int]:
+    start = stop = x.__array_interface__["data"][0]
+    for stride, count in zip(x.strides, x.shape, strict=True):
+        start, stop = start + min(0, stride * (count - 1)), stop + max(0, stride * (count - 1))
+    return start, stop + x.itemsize

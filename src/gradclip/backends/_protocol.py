@@ -1,0 +1,94 @@
+"""What a backend supplies: a module with these names, and no others that `clip` would use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+Array = Any
+
+
+class Ops(Protocol):
+    """The names that a rule may use besides operators. Norms are 0-d or [k]."""
+
+    def where(self, condition: Array, yes: Array, no: Array, /) -> Array: ...
+    def abs(self, x: Array, /) -> Array: ...
+    def floor(self, x: Array, /) -> Array: ...
+    def isfinite(self, x: Array, /) -> Array: ...
+    def total(self, x: Array, /) -> Array:
+        """The sum of all entries, 0-d."""
+
+    def sort(self, x: Array, /) -> Array:
+        """Ascending along axis 0."""
+
+    def put(self, window: Array, slot: Array, value: Array, /) -> Array:
+        """The window with window[slot] = value; `window` itself stays as it is."""
+
+    def scalar(self, value: Array, /) -> Array:
+        """A threshold as a number that can be compared with norms."""
+
+
+class Backend(Ops, Protocol):
+    """The bulk arithmetic of one framework. `xs` are arrays as `arrays` gives them; None is not among them."""
+
+    def arrays(self, leaves: Sequence[Any], paths: Any, writable: bool, /) -> list[Array]:
+        """The leaves as arrays, checked: TypeError or ValueError with the leaf's path."""
+
+    def restore(self, x: Array, leaf: Any, /) -> Any:
+        """An array as the kind of object that the leaf was."""
+
+    def powers(
+        self,
+        groups: Sequence[Sequence[Array]],
+        p: float,
+        axes: Sequence[int | None] | None = None,
+        peaks: Array = None,
+        /,
+    ) -> Array:
+        """Σ|x|^p over each group, [k]; the largest |x| for p = inf, NaN kept; 0 for an empty group.
+
+        axes: one for each group, which then is one array: a power for every index along that axis, all in one vector [u]
+        (None: the array is one unit). peaks: [k], what each group is divided by first, so that no power leaves the range.
+        """
+
+    def root(self, powers: Array, p: float, /) -> Array:
+        """powers ** (1 / p); the powers themselves for p = inf."""
+
+    def sizes(self, groups: Sequence[Sequence[Array]], /) -> Array:
+        """The number of elements of each group, [k]."""
+
+    def nonfinite(self, xs: Sequence[Array], /) -> list[tuple[int, int]]:
+        """How many NaN and how many inf each array holds."""
+
+    def stack(self, xs: Sequence[Array], /) -> Array:
+        """Norms of one shape, along a new first axis."""
+
+    def norms(self, x: Any, /) -> Array:
+        """Norms that a caller gives, as those of `powers` are."""
+
+    def field(self, x: Any, /) -> Array:
+        """A norm, coefficient or flag as an array of the framework, for `Clipped`."""
+
+    def working(self, xs: Sequence[Array], norm: Array, /) -> Array:
+        """The norm in the precision that a framework would compute its coefficient in, at least 1-d."""
+
+    def widened(self, coef: Array, norm: Array, /) -> Array:
+        """Such a coefficient as `coefficient` gives it, shaped like the norm."""
+
+    def scale(self, xs: Sequence[Array], coefs: Sequence[Any], /) -> list[Array]:
+        """x · coef, rounded once; the very same array where coef is 1."""
+
+    def scale_(self, xs: Sequence[Array], coefs: Sequence[Any], /) -> list[Array]:
+        """The same, written into x; every stretch of memory once."""
+
+    def clamp(self, xs: Sequence[Array], low: Any, high: Any, /) -> tuple[list[Array], bool]:
+        """low ≤ x ≤ high, NaN kept, |x| ≤ high for complex x; did anything change? The very same array where it did not."""
+
+    def clamp_(self, xs: Sequence[Array], low: Any, high: Any, /) -> tuple[list[Array], bool]:
+        """The same, written into x."""
+
+    def zeros(self, xs: Sequence[Array], /) -> list[Array]:
+        """New arrays of zeros."""
+
+    def zero_(self, xs: Sequence[Array], /) -> list[Array]:
+        """Zeros written into x, whatever it held."""

@@ -1,0 +1,87 @@
+"""Nested dicts, lists, tuples and namedtuples as a flat list, and back."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+Leaf = Any
+Rebuild = Callable[[Iterable[Leaf]], Any]
+
+
+def flatten(tree: Any) -> tuple[list[Leaf], Rebuild]:
+    """The leaves in order, None among them, and a function that puts others in their places.
+
+    The containers come back as they were (subclasses too), new ones every time.
+    """
+    leaves: list[Leaf] = []
+    try:
+        _collect(tree, leaves)
+    except RecursionError:
+        raise ValueError("the gradients are nested too deeply, or contain themselves") from None
+    return leaves, lambda new: _refill(tree, iter(new))
+
+
+def paths(tree: Any) -> list[str]:
+    """A dotted name for every leaf, "blocks.0.weight"; the root's is ""."""
+    names: list[str] = []
+    _name(tree, "", names)
+    seen: Counter[str] = Counter()
+    for i, name in enumerate(names):
+        seen[name] += 1
+        if seen[name] > 1:  # {"a.b": x, "a": {"b": y}}: nobody's number may be lost
+            names[i] = f"{name}#{seen[name]}"
+    return names
+
+
+def _collect(node: Any, leaves: list[Leaf]) -> None:
+    if isinstance(node, dict):
+        for child in node.values():
+            _collect(child, leaves)
+    elif isinstance(node, list | tuple):
+        for child in node:
+            _collect(child, leaves)
+    else:
+        leaves.append(node)
+
+
+def _refill(node: Any, leaves: Iterator[Leaf]) -> Any:
+    if isinstance(node, dict):
+        return _refill_dict(node, leaves)
+    if not isinstance(node, list | tuple):
+        return next(leaves)
+    children = [_refill(child, leaves) for child in node]
+    if type(node) is list:
+        return children
+    if isinstance(node, list):
+        copied = copy.copy(node)
+        copied[:] = children
+        return copied
+    return node._make(children) if hasattr(node, "_make") else type(node)(children)
+
+
+def _refill_dict(node: dict[Any, Any], leaves: Iterator[Leaf]) -> dict[Any, Any]:
+    filled = copy.copy(node)
+    for key, child in node.items():
+        filled[key] = _refill(child, leaves)
+    return filled
+
+
+def _name(node: Any, path: str, names: list[str]) -> None:
+    children = _children(node)
+    if children is None:
+        names.append(path)
+        return
+    for key, child in children:
+        _name(child, f"{path}.{key}" if path else str(key), names)
+
+
+def _children(node: Any) -> Iterable[tuple[Any, Any]] | None:
+    if isinstance(node, dict):
+        return node.items()
+    if isinstance(node, list | tuple):
+        fields = getattr(node, "_fields", None)
+        return zip(fields, node, strict=True) if fields else enumerate(node)
+    return None

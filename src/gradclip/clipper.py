@@ -1,0 +1,120 @@
+"""`clip` that remembers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from .backends import flatten, host
+from .clip import clip, init, resolve
+from .clipped import Clipped
+from .rules import Rule, State
+
+VERSION = 1
+
+
+class Counts(NamedTuple):
+    """How many calls there were and what came of them; a call that raised is not among them."""
+
+    steps: int = 0
+    clipped: int = 0
+    skipped: int = 0
+    nonfinite: int = 0
+
+    def plus(self, clipped: Clipped) -> Counts:
+        """The counts with one more call."""
+        return Counts(
+            self.steps + 1,
+            self.clipped + bool(clipped.clipped),
+            self.skipped + bool(clipped.skipped),
+            self.nonfinite + (not bool(clipped.finite)),
+        )
+
+
+class Clipper:
+    """`clip` with everything but the gradients said once, and the rule's state kept between calls.
+
+    `rule` may be replaced between steps: its state goes on where the new one is of the same class. `last` is what the last
+    call returned, with a dtype in place of each gradient so that none is kept alive; `counts` says what came of all calls.
+
+    >>> from gradclip import MaxNorm
+    >>> clipper = Clipper(MaxNorm(1.0))
+    >>> clipper([3.0, 4.0]).grads
+    [0.6000000000000001, 0.8]
+    >>> clipper.counts
+    Counts(steps=1, clipped=1, skipped=0, nonfinite=0)
+    """
+
+    def __init__(self, rule: Rule, scope: str | None = None, p: float = 2, nonfinite: str = "raise") -> None:
+        resolve(rule, scope, p, nonfinite)
+        self.rule = rule
+        self.scope = scope
+        self.p = p
+        self.nonfinite = nonfinite
+        self.last: Clipped | None = None
+        self.counts = Counts()
+        self._state: State | None = None
+        self._kind: type[Rule] = type(rule)
+
+    def __call__(self, grads: Any, weights: Any = None) -> Clipped:
+        """`clip(grads, rule, …)` with this clipper's state; one that raises changes neither state nor counts."""
+        clipped = clip(
+            grads,
+            self.rule,
+            scope=self.scope,
+            p=self.p,
+            weights=weights,
+            state=self._state_for(grads),
+            nonfinite=self.nonfinite,
+        )
+        self._state, self._kind = clipped.state, type(self.rule)
+        self.counts = self.counts.plus(clipped)
+        self.last = _without_memory(clipped)
+        return clipped
+
+    def state_dict(self) -> dict[str, Any]:
+        """State and counts as numbers, lists and strings, for JSON."""
+        return self._header() | {
+            "state": None if self._state is None else [host.field(x).tolist() for x in self._state],
+            "counts": self.counts._asdict(),
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Goes on where `state_dict` was made. ValueError for another version, rule, scope or p; nothing is changed then."""
+        for name, ours in self._header().items():
+            if saved.get(name) != ours:
+                raise ValueError(f"this state is of {name} {saved.get(name)!r}, and the clipper of {ours!r}")
+        state, counts = _loaded(saved, self.rule)
+        self._state, self.counts, self._kind = state, counts, type(self.rule)
+
+    def _header(self) -> dict[str, Any]:
+        call = resolve(self.rule, self.scope, self.p, self.nonfinite)
+        return {
+            "version": VERSION,
+            "rule": type(self.rule).__name__,
+            "scope": call.scope,
+            "p": call.p if math.isfinite(call.p) else "inf",
+        }
+
+    def _state_for(self, grads: Any) -> State | None:
+        fresh = self.rule.init(0.0)
+        if not fresh:
+            return ()
+        goes_on = self._state is not None and self._kind is type(self.rule) and len(self._state) == len(fresh)
+        return self._state if goes_on else init(grads, self.rule, self.scope)
+
+
+def _loaded(saved: dict[str, Any], rule: Rule) -> tuple[State | None, Counts]:
+    try:
+        counts = Counts(**{name: int(count) for name, count in saved["counts"].items()})
+        state = None if saved["state"] is None else tuple(host.field(x)[()] for x in saved["state"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"this is no state of a Clipper: {error!r}") from None
+    if state is not None and len(state) != len(rule.init(0.0)):
+        raise ValueError(f"this state has {len(state)} entries, and {rule!r} needs {len(rule.init(0.0))}")
+    return state, counts
+
+
+def _without_memory(clipped: Clipped) -> Clipped:
+    leaves, rebuild = flatten(clipped.grads)
+    return clipped._replace(grads=rebuild(None if x is None else getattr(x, "dtype", type(x)) for x in leaves))
