@@ -13,19 +13,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from numbers import Real
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from . import backends
-from .backends import Backend, Gradients, Ops, host, open_gradients
+from .backends import Gradients, Ops, host, open_gradients
 from .clipped import Clipped
 from .conventions import Formula
+from .measure import LARGEST, SMALLEST, Reduce, given, groups_of, measure, shaped
 from .nonfinite import POLICIES, NonFiniteError
 from .rules import Bound, Bounds, MaxNorm, Measured, Rule, State, Threshold
 
 Array = Any
-Reduce: TypeAlias = Callable[[Array, float], Array]
 SCOPES = ("element", "tensor", "global")
-SMALLEST, LARGEST = 1e-270, 1e300  # between them neither Σ|g|^p nor a coefficient has lost digits
 
 
 class Writer(NamedTuple):
@@ -168,7 +167,7 @@ def init(grads: Any, rule: Rule, scope: str | None = None) -> State:
     """
     scope = _scope(rule, scope)
     opened = open_gradients(grads)
-    return rule.init(_shaped(0.0 * opened.backend.sizes(_groups(opened, scope)), scope))
+    return rule.init(shaped(0.0 * opened.backend.sizes(groups_of(opened, scope)), scope))
 
 
 def _run(opened: Gradients, call: Call, weights: Any, state: State | None, write: Writer) -> Clipped:
@@ -239,56 +238,27 @@ def _norms(step: Step) -> Clipped:
 
 
 def _elements(step: Step) -> Clipped:
-    low, high = step.bound if step.call.rule.signed else (-step.bound[1], step.bound[1])
-    new, changed = step.write.clamp(step.opened.arrays(), low, high)
+    xs, (low, high) = step.opened.arrays(), step.bound
+    if step.call.rule.signed:
+        _refuse_complex(step.opened)
+    else:
+        low = -high
+    new, changed = step.write.clamp(xs, low, high)
     return step.result(new, None, clipped=changed)
+
+
+def _refuse_complex(opened: Gradients) -> None:
+    for path, x in zip(opened.paths(), opened.xs, strict=True):
+        if x is not None and opened.backend.is_complex(x):
+            raise TypeError(f"{path or 'the gradient'} is complex, which Bounds cannot order: MaxNorm bounds its modulus")
 
 
 def _stopped(step: Step) -> Clipped:
     """Under "zero" every gradient becomes 0, whatever it was; under "skip" nothing changes."""
-    xs, ones = step.opened.arrays(), 0.0 * step.ops.where(step.norm == step.norm, 0.0, 0.0) + 1.0
-    coef = None if step.call.scope == "element" else ones
-    if step.call.nonfinite == "skip":
-        return step.result(xs, coef, clipped=False, skipped=True)
-    return step.result(step.write.zero(xs), None if coef is None else 0.0 * coef, clipped=True)
-
-
-def measure(opened: Gradients, p: float, scope: str, reduce: Reduce | None = None) -> Measured:
-    """The norm of every group of the scope, and how many elements it was taken over."""
-    backend, groups = opened.backend, _groups(opened, scope)
-
-    def power(picked: list[list[Array]], p: float, peaks: Array = None) -> Array:
-        return _reduced(_shaped(backend.powers(picked, p, None, peaks), scope), p, reduce, backend)
-
-    powers = power(groups, p)
-    norm = backend.root(powers, p)
-    ops = backends.ops_for(powers)
-    lost = ~((powers > SMALLEST) & (powers < LARGEST))
-    if p != math.inf and lost.any():
-        norm = ops.where(lost, _rescaled(power, groups, p, lost, backend), norm)
-    return Measured(norm, None, _shaped(backend.sizes(groups), scope))
-
-
-def _rescaled(power: Callable[..., Array], groups: list[list[Array]], p: float, lost: Array, backend: Backend) -> Array:
-    """The norms whose powers have left the range, by powers of g divided by the largest of them."""
-    picked = [group if out else [] for group, out in zip(groups, lost.reshape(-1), strict=True)]
-    peaks = power(picked, math.inf)
-    ops = backends.ops_for(peaks)
-    usable = ops.isfinite(peaks) & (peaks > 0)
-    divisors = ops.where(usable, peaks, 1.0)
-    return ops.where(usable, peaks * backend.root(power(picked, p, divisors.reshape(-1)), p), peaks)
-
-
-def _reduced(power: Array, p: float, reduce: Reduce | None, backend: Backend) -> Array:
-    """The power over all processes; a maximum loses NaN, so that it travels as a second entry."""
-    if reduce is None:
-        return power
-    if p != math.inf:
-        return backend.norms(reduce(power, p))
-    ops = backends.ops_for(power)
-    nan = power != power
-    peak, lost = backend.norms(reduce(backend.stack([ops.where(nan, 0.0, power), ops.where(nan, 1.0, 0.0)]), p))
-    return ops.where(lost > 0, math.nan, peak)
+    xs, skip = step.opened.arrays(), step.call.nonfinite == "skip"
+    by = 1.0 if skip else 0.0
+    coef = None if step.call.scope == "element" else step.ops.where(step.norm == step.norm, by, by)
+    return step.result(xs if skip else step.write.zero(xs), coef, clipped=not skip, skipped=skip)
 
 
 def coefficient(norm: Array, low: Array, high: Array, ops: Ops) -> Array:
@@ -326,21 +296,10 @@ def _each(opened: Gradients, coef: Array) -> list[Any]:
 
 def _measured(opened: Gradients, call: Call, weights: Any) -> Measured:
     p = math.inf if call.scope == "element" else call.p
-    measured = measure(opened, p, call.scope, call.reduce) if call.norm is None else _given(opened, call)
+    measured = measure(opened, p, call.scope, call.reduce) if call.norm is None else given(opened, call.norm, call.scope)
     if not call.rule.needs_weights:
         return measured
     return measured._replace(weights=_weights(opened, call, weights))
-
-
-def _given(opened: Gradients, call: Call) -> Measured:
-    """The norm that the caller knows already."""
-    sizes = _shaped(opened.backend.sizes(_groups(opened, call.scope)), call.scope)
-    norm = opened.backend.norms(call.norm)
-    if norm.shape != sizes.shape:
-        raise ValueError(f"norm= must have the shape {sizes.shape} of scope {call.scope!r}; got {norm.shape}")
-    if (norm < 0).any():
-        raise ValueError(f"norm= must not be negative; got {call.norm!r}")
-    return Measured(norm, None, sizes)
 
 
 def _weights(opened: Gradients, call: Call, weights: Any) -> Array:
@@ -352,15 +311,6 @@ def _weights(opened: Gradients, call: Call, weights: Any) -> Array:
     if opened.paths() != theirs.paths():
         raise ValueError("weights= must be a tree like the gradients")
     return measure(theirs, call.p, call.scope, call.reduce).norm
-
-
-def _groups(opened: Gradients, scope: str) -> list[list[Array]]:
-    """The arrays that share a norm; a None has one of its own in the scope "tensor", and it is 0."""
-    return [[] if x is None else [x] for x in opened.xs] if scope == "tensor" else [opened.arrays()]
-
-
-def _shaped(values: Array, scope: str) -> Array:
-    return values if scope == "tensor" else values[0]
 
 
 def _state(rule: Rule, state: State | None, norm: Array) -> State:

@@ -55,7 +55,7 @@ class Clipped(NamedTuple):
         before, after = self._largest(self.norm), self._largest(self._after())
         name = ("largest value" if self.coef is None else "norm") if not self.norm.shape else "largest norm"
         times = "" if self.coef is None or self.coef.shape else f" (×{_short(float(self.coef))})"
-        changed = bool(self.clipped) and before != after
+        changed = bool(self.clipped) and (before < after or before > after)
         return f"{name} {_short(before)}" + (f" → {_short(after)}{times}" if changed else "")
 
     def _after(self) -> Array:

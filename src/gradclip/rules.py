@@ -69,16 +69,17 @@ def known(name: str, value: Any) -> bool:
 
 
 def as_float(value: Any) -> float:
-    """The number as a float; one too large for that is inf."""
+    """The number as a float; NaN, which no check lets pass, for an integer that is too large for one."""
     try:
         return float(value)
     except OverflowError:
-        return math.inf if value > 0 else -math.inf
+        return math.nan
 
 
-def at(value: Threshold, step: Array, ops: Any) -> Threshold:
-    """The threshold in force at this step."""
-    return ops.scalar(value(step) if callable(value) else value)
+def at(name: str, value: Threshold, step: Array, ops: Any) -> Threshold:
+    """The threshold in force at this step, a float wherever its value can be known."""
+    value = ops.scalar(value(step) if callable(value) else value)
+    return as_float(value) if known(name, value) else value
 
 
 def remembers(*values: Threshold | None) -> State:
@@ -140,8 +141,8 @@ class MaxNorm(Rule):
 
     def decide(self, measured: Measured, state: State, ops: Any) -> tuple[Bound, State]:
         step, state = step_of(state)
-        high = at(self.max_norm, step, ops)
-        low = None if self.min_norm is None else at(self.min_norm, step, ops)
+        high = at("max_norm", self.max_norm, step, ops)
+        low = None if self.min_norm is None else at("min_norm", self.min_norm, step, ops)
         check_norms(low, high)
         return (0.0 if low is None else low, high), state
 
@@ -173,7 +174,7 @@ class Bounds(Rule):
 
     def decide(self, measured: Measured, state: State, ops: Any) -> tuple[Bound, State]:
         step, state = step_of(state)
-        low, high = at(self.low, step, ops), at(self.high, step, ops)
+        low, high = at("low", self.low, step, ops), at("high", self.high, step, ops)
         check_bounds(low, high)
         return (low, high), state
 
@@ -184,16 +185,15 @@ def check_norms(low: Any, high: Any) -> None:
     if low is None:
         return
     threshold("min_norm", low)
-    if known("min_norm", low) and as_float(low) == math.inf:
-        raise ValueError(f"min_norm must be finite; got {low!r}")
-    if known("min_norm", low) and known("max_norm", high) and low > high:
-        raise ValueError(f"min_norm must be at most max_norm; got min_norm={low!r} and max_norm={high!r}")
+    least = as_float(low) if known("min_norm", low) else 0.0
+    most = as_float(high) if known("max_norm", high) else math.inf
+    if least > most or least == math.inf:
+        raise ValueError(f"min_norm must be finite and at most max_norm; got min_norm={low!r} and max_norm={high!r}")
 
 
 def check_bounds(low: Any, high: Any) -> None:
     """Raises where they are numbers and not low ≤ 0 ≤ high, low < high."""
-    right = not known("low", low) or low <= 0
-    right &= not known("high", high) or high >= 0
-    right &= not (known("low", low) and known("high", high)) or low < high
-    if not right:
+    least = as_float(low) if known("low", low) else -1.0
+    most = as_float(high) if known("high", high) else 1.0
+    if not (least <= 0 <= most and least < most):
         raise ValueError(f"bounds must have low <= 0 <= high and low < high; got low={low!r} and high={high!r}")

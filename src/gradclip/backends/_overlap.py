@@ -21,7 +21,7 @@ class Span(NamedTuple):
 def overlaps_itself(x: Array) -> bool:
     """Do two indices reach one element? Said of every layout that is not a cut from a dense one."""
     reach = x.itemsize
-    for stride, count in sorted((abs(s), n) for s, n in zip(x.strides, x.shape, strict=True) if n > 1):
+    for stride, count in sorted((abs(s), n) for s, n in zip(x.strides, x.shape, strict=True) if n > 1 and x.size):
         if stride < reach:
             return True
         reach = stride * (count - 1) + reach

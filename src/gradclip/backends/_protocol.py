@@ -57,6 +57,9 @@ class Backend(Ops, Protocol):
     def sizes(self, groups: Sequence[Sequence[Array]], /) -> Array:
         """The number of elements of each group, [k]."""
 
+    def is_complex(self, x: Array, /) -> bool:
+        """Is its type complex?"""
+
     def nonfinite(self, xs: Sequence[Array], /) -> list[tuple[int, int]]:
         """How many NaN and how many inf each array holds."""
 

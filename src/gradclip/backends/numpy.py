@@ -177,6 +177,10 @@ def sizes(groups: Sequence[Sequence[Array]]) -> Array:
     return np.array([sum(x.size for x in group) for group in groups], np.float64)
 
 
+def is_complex(x: Array) -> bool:
+    return bool(x.dtype.kind == "c")
+
+
 def nonfinite(xs: Sequence[Array]) -> list[tuple[int, int]]:
     return [(int(np.isnan(x).sum()), int(np.isinf(x).sum())) for x in xs]
 

@@ -1,0 +1,74 @@
+"""How large are the gradients? Powers of every group, then norms; right whatever the values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from . import backends
+from .backends import Backend, Gradients
+from .rules import Measured
+
+Array = Any
+Reduce: TypeAlias = Callable[[Array, float], Array]
+SMALLEST, LARGEST = 1e-270, 1e300  # between them neither Σ|g|^p nor a coefficient has lost digits
+
+
+def measure(opened: Gradients, p: float, scope: str, reduce: Reduce | None = None) -> Measured:
+    """The norm of every group of the scope, and how many elements it was taken over."""
+    backend, groups = opened.backend, groups_of(opened, scope)
+
+    def power(picked: list[list[Array]], p: float, peaks: Array = None) -> Array:
+        return _reduced(shaped(backend.powers(picked, p, None, peaks), scope), p, reduce, backend)
+
+    powers = power(groups, p)
+    norm = backend.root(powers, p)
+    ops = backends.ops_for(powers)
+    lost = ~((powers > SMALLEST) & (powers < LARGEST))
+    if p != math.inf and lost.any():
+        norm = ops.where(lost, _rescaled(power, groups, p, lost, backend), norm)
+    return Measured(norm, None, shaped(backend.sizes(groups), scope))
+
+
+def _rescaled(power: Callable[..., Array], groups: list[list[Array]], p: float, lost: Array, backend: Backend) -> Array:
+    """The norms whose powers have left the range, by powers of g divided by the largest of them."""
+    picked = [group if out else [] for group, out in zip(groups, lost.reshape(-1), strict=True)]
+    peaks = power(picked, math.inf)
+    ops = backends.ops_for(peaks)
+    usable = ops.isfinite(peaks) & (peaks > 0)
+    divisors = ops.where(usable, peaks, 1.0)
+    return ops.where(usable, peaks * backend.root(power(picked, p, divisors.reshape(-1)), p), peaks)
+
+
+def _reduced(power: Array, p: float, reduce: Reduce | None, backend: Backend) -> Array:
+    """The power over all processes; a maximum loses NaN, so that it travels as a second entry."""
+    if reduce is None:
+        return power
+    if p != math.inf:
+        return backend.norms(reduce(power, p))
+    ops = backends.ops_for(power)
+    nan = power != power
+    peak, lost = backend.norms(reduce(backend.stack([ops.where(nan, 0.0, power), ops.where(nan, 1.0, 0.0)]), p))
+    return ops.where(lost > 0, math.nan, peak)
+
+
+def given(opened: Gradients, norm: Array, scope: str) -> Measured:
+    """The norm that the caller knows already."""
+    sizes = shaped(opened.backend.sizes(groups_of(opened, scope)), scope)
+    known = opened.backend.norms(norm)
+    if known.shape != sizes.shape:
+        raise ValueError(f"norm= must have the shape {sizes.shape} of scope {scope!r}; got {known.shape}")
+    if (known < 0).any():
+        raise ValueError(f"norm= must not be negative; got {norm!r}")
+    return Measured(known, None, sizes)
+
+
+def groups_of(opened: Gradients, scope: str) -> list[list[Array]]:
+    """The arrays that share a norm; a None has one of its own in the scope "tensor", and it is 0."""
+    return [[] if x is None else [x] for x in opened.xs] if scope == "tensor" else [opened.arrays()]
+
+
+def shaped(values: Array, scope: str) -> Array:
+    """One value for each group, as the norm's shape is: 0-d where there is one norm."""
+    return values if scope == "tensor" else values[0]

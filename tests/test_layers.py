@@ -1,0 +1,114 @@
+"""Who imports whom: arrows point down only, and a framework is imported where it belongs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gradclip
+
+PACKAGE = Path(gradclip.__file__).parent
+MODULES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in PACKAGE.rglob("*.py")}
+
+ALLOWED = {
+    "__init__": {"clip", "clipped", "clipper", "nonfinite", "rules"},
+    "conventions": set(),
+    "rules": {"conventions"},
+    "measure": {"backends", "rules"},
+    "nonfinite": {"backends"},
+    "clipped": {"backends"},
+    "clip": {"backends", "clipped", "conventions", "measure", "nonfinite", "rules"},
+    "clipper": {"backends", "clip", "clipped", "rules"},
+    "backends/__init__": {"backends/numpy", "backends/_protocol", "backends/_tree"},
+    "backends/_overlap": set(),
+    "backends/_protocol": set(),
+    "backends/_tree": set(),
+    "backends/numpy": {"backends/_overlap"},
+}
+FRAMEWORKS = {"torch", "mindspore", "paddle", "jax", "jaxlib", "optax", "tensorflow", "keras", "mlx"}
+CLI_PACKAGES = {"typer", "rich", "matplotlib", "safetensors", "ml_dtypes"}
+
+
+def imports(source, module):
+    """The package's own modules and the foreign packages that a source imports."""
+    own, foreign = set(), set()
+    here = [*module.split("/")[:-1]]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            foreign |= {name.name.split(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            foreign.add(node.module.split(".")[0])
+        elif isinstance(node, ast.ImportFrom):
+            base = here[: len(here) - node.level + 1] + (node.module.split(".") if node.module else [])
+            own |= {"/".join(base)} if node.module else {"/".join([*base, name.name]) for name in node.names}
+    return {name for name in own if name}, foreign
+
+
+def faults(source, module):
+    own, foreign = imports(source, module)
+    wrong = []
+    if module.startswith(("cli/", "integrations/")):
+        wrong += [name for name in own if name.startswith("integrations/") and module.startswith("integrations/")]
+    else:
+        wrong += sorted(own - ALLOWED[module])
+    if not module.startswith("integrations/") and module not in ("cli/verify", "cli/bench"):
+        wrong += sorted(name for name in foreign & FRAMEWORKS if module != f"backends/{name}")
+    if not module.startswith("cli/"):
+        wrong += sorted(foreign & CLI_PACKAGES)
+    if "numpy" in foreign and not module.startswith(("backends/", "cli/", "integrations/")):
+        wrong.append("numpy")
+    return wrong
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_arrows_point_down(module):
+    assert faults(MODULES[module].read_text(encoding="utf-8"), module) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "module", "fault"),
+    [
+        ("from .clip import clip", "rules", "clip"),
+        ("def f():\n    from .cli import main", "clip", "cli"),
+        ("from ..clip import clip", "backends/numpy", "clip"),
+        ("import torch", "backends/jax", "torch"),
+        ("import torch", "backends/torch", None),
+        ("import numpy as np", "clip", "numpy"),
+        ("from rich import print", "clipper", "rich"),
+    ],
+)
+def test_the_test_of_the_arrows_can_fail(source, module, fault, monkeypatch):
+    monkeypatch.setitem(ALLOWED, module, ALLOWED.get(module, set()))
+    assert faults(source, module) == ([fault] if fault else [])
+
+
+HEAVY = """
+import sys
+import {package}
+heavy = sorted({{name.partition(".")[0] for name in sys.modules}} & set({names!r}))
+print(*heavy)
+"""
+
+
+def loaded_by(package):
+    names = sorted(FRAMEWORKS | CLI_PACKAGES | {"pytest", "hypothesis", "scipy", "pandas"})
+    code = HEAVY.format(package=package, names=names)
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+
+
+def test_importing_gradclip_loads_numpy_and_nothing_heavier():
+    assert loaded_by("gradclip") == []
+
+
+def test_the_test_of_the_import_can_fail():
+    assert loaded_by("hypothesis") == ["hypothesis"]
+
+
+TIME = "import numpy, time; start = time.process_time(); import gradclip; print(time.process_time() - start)"
+
+
+def test_importing_gradclip_is_quick():
+    times = [float(subprocess.check_output([sys.executable, "-c", TIME])) for _ in range(7)]
+    assert min(times) < 0.05
