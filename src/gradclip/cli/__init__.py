@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
+
+from .stdout import drop
 
 EXTRA = "the command line needs more packages: pip install 'gradclip[cli]'"
 
@@ -16,12 +18,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         _fail(f"{EXTRA} ({error})")
     try:
-        raise SystemExit(run(sys.argv[1:] if arguments is None else list(arguments)))
-    except BrokenPipeError:  # the reader of our output has gone: nobody is left to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(1) from None
+        code = run(sys.argv[1:] if arguments is None else list(arguments))
+        print(end="", flush=True)
+    except OSError as error:  # of standard output: the commands tell all others themselves
+        drop()
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(1) from None
+        _fail(f"cannot write to standard output: {error.strerror}")
+    raise SystemExit(code)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     print(f"gradclip: {message}", file=sys.stderr)
     raise SystemExit(2)

@@ -8,7 +8,7 @@ from typer.exceptions import TyperException
 from .. import __version__
 from .clip import clip
 from .demo import demo
-from .errors import UserError
+from .errors import UserError, printable
 
 app = typer.Typer(
     add_completion=False,
@@ -47,5 +47,5 @@ def run(arguments: list[str]) -> int:
 
 
 def _told(message: str) -> int:
-    typer.echo(f"gradclip: {' '.join(message.split())}", err=True)
+    typer.echo(f"gradclip: {printable(' '.join(message.split()))}", err=True)
     return 2
