@@ -13,7 +13,7 @@ PACKAGE = Path(gradclip.__file__).parent
 MODULES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in PACKAGE.rglob("*.py")}
 
 ALLOWED = {
-    "__init__": {"clip", "clipped", "clipper", "nonfinite", "rules"},
+    "__init__": {"native", "clip", "clipped", "clipper", "nonfinite", "rules"},
     "conventions": set(),
     "rules": {"conventions"},
     "measure": {"backends", "rules"},
@@ -22,10 +22,13 @@ ALLOWED = {
     "clip": {"backends", "clipped", "conventions", "measure", "nonfinite", "rules"},
     "clipper": {"backends", "clip", "clipped", "rules"},
     "backends/__init__": {"backends/numpy", "backends/_protocol", "backends/_tree"},
+    "backends/_blocks": set(),
     "backends/_overlap": set(),
     "backends/_protocol": set(),
     "backends/_tree": set(),
-    "backends/numpy": {"backends/_overlap"},
+    "backends/native": {"native", "native/_core"},
+    "backends/numpy": {"backends/_blocks", "backends/_overlap", "backends/native"},
+    "native/__init__": {"native/_core"},
 }
 FRAMEWORKS = {"torch", "mindspore", "paddle", "jax", "jaxlib", "optax", "tensorflow", "keras", "mlx"}
 CLI_PACKAGES = {"typer", "rich", "matplotlib", "safetensors", "ml_dtypes"}
@@ -53,7 +56,7 @@ def faults(source, module):
         wrong += [name for name in own if name.startswith("integrations/") and module.startswith("integrations/")]
     else:
         wrong += sorted(own - ALLOWED[module])
-    if not module.startswith("integrations/") and module not in ("cli/verify", "cli/bench"):
+    if not module.startswith("integrations/") and not module.startswith(("cli/verify", "cli/benchmarks/")):
         wrong += sorted(name for name in foreign & FRAMEWORKS if module != f"backends/{name}")
     if not module.startswith("cli/"):
         wrong += sorted(foreign & CLI_PACKAGES)

@@ -12,7 +12,7 @@ from gradclip.backends import _protocol, host
 ROOT = Path(__file__).parent.parent
 NAMES = [
     "Bounds", "Clipped", "Clipper", "MaxNorm", "NonFiniteError", "clip", "clip_", "clip_by_global_norm", "clip_by_norm",
-    "clip_by_value", "init", "norm",
+    "clip_by_value", "init", "norm", "set_threads",
 ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ norm 5.0 → 1.0 (×0.2), 2 tensors, clipped
 from .clip import clip, clip_, clip_by_global_norm, clip_by_norm, clip_by_value, init, norm
 from .clipped import Clipped
 from .clipper import Clipper
+from .native import set_threads
 from .nonfinite import NonFiniteError
 from .rules import Bounds, MaxNorm
 
@@ -28,4 +29,5 @@ __all__ = [
     "clip_by_value",
     "init",
     "norm",
+    "set_threads",
 ]

@@ -10,7 +10,6 @@ norm 5.0 → 1.0 (×0.2), 2 tensors, clipped
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from numbers import Real
 from typing import Any, NamedTuple
@@ -31,7 +30,7 @@ class Writer(NamedTuple):
     """How results come about: as new arrays, or in place."""
 
     scale: Callable[[list[Array], list[Any]], list[Array]]
-    clamp: Callable[[list[Array], Any, Any], tuple[list[Array], bool]]
+    clamp: Callable[[list[Array], Any, Any, Array], tuple[list[Array], bool]]
     zero: Callable[[list[Array]], list[Array]]
 
 
@@ -153,7 +152,7 @@ def norm(grads: Any, p: float = 2, scope: str = "global") -> Array:
     (array(5.), array([3., 0., 4.]))
     """
     _one_of("scope", scope, SCOPES)
-    p = math.inf if scope == "element" else _order(p)
+    p = _order(p)
     opened = open_gradients(grads)
     with host.quiet():
         return opened.backend.field(measure(opened, p, scope).norm)
@@ -186,7 +185,7 @@ def _decided(opened: Gradients, call: Call, measured: Measured, state: State | N
     if not finite and call.nonfinite == "raise":
         raise NonFiniteError.of(opened, measured.norm)
     bound, after = call.rule.decide(measured, before, ops)
-    return Step(opened, call, measured.norm, bound, finite, after if finite else before, write, ops)
+    return Step(opened, call, measured, bound, finite, after if finite else before, write, ops)
 
 
 class Step(NamedTuple):
@@ -194,12 +193,17 @@ class Step(NamedTuple):
 
     opened: Gradients
     call: Call
-    norm: Array
+    measured: Measured
     bound: Bound
     finite: bool
     state: State
     write: Writer
     ops: Ops
+
+    @property
+    def norm(self) -> Array:
+        """The norm, before clipping."""
+        return self.measured.norm
 
     def limit(self) -> Array:
         """The bound in force, shaped like the norm."""
@@ -243,7 +247,7 @@ def _elements(step: Step) -> Clipped:
         _refuse_complex(step.opened)
     else:
         low = -high
-    new, changed = step.write.clamp(xs, low, high)
+    new, changed = step.write.clamp(xs, low, high, step.measured.peaks)
     return step.result(new, None, clipped=changed)
 
 
@@ -295,8 +299,7 @@ def _each(opened: Gradients, coef: Array) -> list[Any]:
 
 
 def _measured(opened: Gradients, call: Call, weights: Any) -> Measured:
-    p = math.inf if call.scope == "element" else call.p
-    measured = measure(opened, p, call.scope, call.reduce) if call.norm is None else given(opened, call.norm, call.scope)
+    measured = measure(opened, call.p, call.scope, call.reduce) if call.norm is None else given(opened, call.norm, call.scope)
     if not call.rule.needs_weights:
         return measured
     return measured._replace(weights=_weights(opened, call, weights))

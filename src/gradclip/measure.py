@@ -17,6 +17,8 @@ SMALLEST, LARGEST = 1e-270, 1e300  # between them neither Σ|g|^p nor a coeffici
 
 def measure(opened: Gradients, p: float, scope: str, reduce: Reduce | None = None) -> Measured:
     """The norm of every group of the scope, and how many elements it was taken over."""
+    if scope == "element":
+        return _measure_elements(opened, reduce)
     backend, groups = opened.backend, groups_of(opened, scope)
 
     def power(picked: list[list[Array]], p: float, peaks: Array = None) -> Array:
@@ -29,6 +31,12 @@ def measure(opened: Gradients, p: float, scope: str, reduce: Reduce | None = Non
     if p != math.inf and lost.any():
         norm = ops.where(lost, _rescaled(power, groups, p, lost, backend), norm)
     return Measured(norm, None, shaped(backend.sizes(groups), scope))
+
+
+def _measure_elements(opened: Gradients, reduce: Reduce | None) -> Measured:
+    backend, xs = opened.backend, opened.arrays()
+    peaks = backend.powers([[x] for x in xs], math.inf)
+    return Measured(_reduced(backend.peak(peaks), math.inf, reduce, backend), None, backend.sizes([xs])[0], peaks)
 
 
 def _rescaled(power: Callable[..., Array], groups: list[list[Array]], p: float, lost: Array, backend: Backend) -> Array:

@@ -26,6 +26,7 @@ class Measured(NamedTuple):
     norm: Array
     weights: Array | None  # the norm of the weights, for rules that ask for it
     size: Array  # how many elements the norm was taken over
+    peaks: Array | None = None  # [n] the largest |g| of every array, in the scope "element"
 
 
 class Rule:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, ValuesView
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
+from types import NoneType
 from typing import Any, NamedTuple, cast
 
 from . import numpy as host
@@ -23,20 +25,21 @@ class Gradients(NamedTuple):
     backend: Backend
     leaves: list[Any]
     xs: list[Any]
+    gaps: bool  # is any leaf None?
     rebuild: Rebuild
     paths: Callable[[], list[str]]
 
     def arrays(self) -> list[Any]:
         """The arrays alone."""
-        return [x for x in self.xs if x is not None]
+        return [x for x in self.xs if x is not None] if self.gaps else self.xs
 
     def replaced(self, new: list[Any]) -> Any:
         """The tree with new arrays, one for each of `arrays()`; a leaf whose array stayed the same is itself."""
-        fresh = iter(new)
-        return self.rebuild(
-            leaf if x is None or (y := next(fresh)) is x else self.backend.restore(y, leaf)
-            for leaf, x in zip(self.leaves, self.xs, strict=True)
-        )
+        if all(map(operator.is_, new, self.arrays())):
+            return self.rebuild(self.leaves)
+        fresh, restore = iter(new), self.backend.restore
+        ys = [None if x is None else next(fresh) for x in self.xs]
+        return self.rebuild(leaf if y is x else restore(y, leaf) for leaf, x, y in zip(self.leaves, self.xs, ys, strict=True))
 
 
 def open_gradients(tree: Any, *, writable: bool = False) -> Gradients:
@@ -46,13 +49,16 @@ def open_gradients(tree: Any, *, writable: bool = False) -> Gradients:
     """
     tree = list(tree) if isinstance(tree, Iterator | ValuesView) else tree
     leaves, rebuild = flatten(tree)
-    present = [i for i, leaf in enumerate(leaves) if leaf is not None]
-    backend = _common(leaves, present, tree)
-    opened = backend.arrays([leaves[i] for i in present], lambda k: paths(tree)[present[k]], writable)
-    xs: list[Any] = [None] * len(leaves)
-    for i, x in zip(present, opened, strict=True):
-        xs[i] = x
-    return Gradients(backend, leaves, xs, rebuild, lambda: paths(tree))
+    kinds = set(map(type, leaves)) - {NoneType}
+    backend = _common(kinds, leaves, tree)
+    gaps = NoneType in map(type, leaves)
+    if gaps:
+        present = [i for i, leaf in enumerate(leaves) if leaf is not None]
+        opened = iter(backend.arrays([leaves[i] for i in present], lambda k: paths(tree)[present[k]], writable))
+        xs = [None if leaf is None else next(opened) for leaf in leaves]
+    else:
+        xs = backend.arrays(leaves, lambda k: paths(tree)[k], writable)
+    return Gradients(backend, leaves, xs, gaps, rebuild, lambda: paths(tree))
 
 
 def ops_for(x: Any) -> Ops:
@@ -61,19 +67,18 @@ def ops_for(x: Any) -> Ops:
     return cast(Ops, _module(_name(kind) or "numpy"))
 
 
-def _common(leaves: list[Any], present: list[int], tree: Any) -> Backend:
-    """The backend of all leaves; NumPy's where there are none."""
-    found: dict[str, int] = {}
-    for i in present:
-        kind: type = type(leaves[i])
-        name = _name(kind)
+def _common(kinds: set[type], leaves: list[Any], tree: Any) -> Backend:
+    """The backend of all kinds of leaves; NumPy's where there are none."""
+    names = {kind: _name(kind) for kind in kinds}
+    first = {kind: next(i for i, leaf in enumerate(leaves) if type(leaf) is kind) for kind in kinds}
+    for kind, name in names.items():
         if name is None:
-            raise TypeError(_unknown(leaves[i], paths(tree)[i]))
-        found.setdefault(name, i)
-    if len(found) > 1:
-        where = " and ".join(f"{name} ({paths(tree)[i] or 'the root'})" for name, i in found.items())
+            raise TypeError(_unknown(leaves[first[kind]], paths(tree)[first[kind]]))
+    if len(set(names.values())) > 1:
+        found = {names[kind]: first[kind] for kind in sorted(kinds, key=first.__getitem__, reverse=True)}
+        where = " and ".join(f"{name} ({paths(tree)[i] or 'the root'})" for name, i in reversed(found.items()))
         raise TypeError(f"the gradients of one call must belong to one framework; got {where}")
-    return _module(next(iter(found), "numpy"))
+    return _module(next((name for name in names.values() if name), "numpy"))
 
 
 @cache

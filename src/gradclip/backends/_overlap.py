@@ -35,10 +35,13 @@ def same_memory(x: Array, y: Array) -> bool:
     return (_dense(x) and _dense(y)) or (x.shape == y.shape and x.strides == y.strides)
 
 
-def repeats(xs: Sequence[Array]) -> tuple[list[bool], tuple[int, int] | None]:
+def repeats(xs: Sequence[Array], starts: Array, stops: Array) -> tuple[list[bool], tuple[int, int] | None]:
     """For each array: is its memory an earlier one's? And the first pair that shares only a part of its memory."""
     again = [False] * len(xs)
-    spans = sorted(Span(*_bounds(x), i) for i, x in enumerate(xs) if x.size)
+    order = np.argsort(starts, kind="stable")
+    if not (starts[order[1:]] < stops[order[:-1]]).any():
+        return again, None
+    spans = sorted(Span(int(starts[i]), int(stops[i]), i) for i, x in enumerate(xs) if x.size)
     open_spans: list[Span] = []
     for span in spans:
         open_spans = [o for o in open_spans if o.stop > span.start]
@@ -53,11 +56,12 @@ def repeats(xs: Sequence[Array]) -> tuple[list[bool], tuple[int, int] | None]:
 
 
 def _dense(x: Array) -> bool:
-    start, stop = _bounds(x)
+    start, stop = bounds(x)
     return bool(stop - start == x.nbytes)
 
 
-def _bounds(x: Array) -> tuple[int, int]:
+def bounds(x: Array) -> tuple[int, int]:
+    """The addresses of the first byte of an array and of the one behind its last."""
     start = stop = x.__array_interface__["data"][0]
     for stride, count in zip(x.strides, x.shape, strict=True):
         start, stop = start + min(0, stride * (count - 1)), stop + max(0, stride * (count - 1))

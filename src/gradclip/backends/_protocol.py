@@ -54,6 +54,9 @@ class Backend(Ops, Protocol):
     def root(self, powers: Array, p: float, /) -> Array:
         """powers ** (1 / p); the powers themselves for p = inf."""
 
+    def peak(self, peaks: Array, /) -> Array:
+        """The largest of all, 0-d; NaN where there is one, 0 of none."""
+
     def sizes(self, groups: Sequence[Sequence[Array]], /) -> Array:
         """The number of elements of each group, [k]."""
 
@@ -84,10 +87,13 @@ class Backend(Ops, Protocol):
     def scale_(self, xs: Sequence[Array], coefs: Sequence[Any], /) -> list[Array]:
         """The same, written into x; every stretch of memory once."""
 
-    def clamp(self, xs: Sequence[Array], low: Any, high: Any, /) -> tuple[list[Array], bool]:
-        """low ≤ x ≤ high, NaN kept, |x| ≤ high for complex x; did anything change? The very same array where it did not."""
+    def clamp(self, xs: Sequence[Array], low: Any, high: Any, peaks: Array, /) -> tuple[list[Array], bool]:
+        """low ≤ x ≤ high, NaN kept, |x| ≤ high for complex x; did anything change? The very same array where it did not.
 
-    def clamp_(self, xs: Sequence[Array], low: Any, high: Any, /) -> tuple[list[Array], bool]:
+        peaks: the largest |x| of each, which spares those that lie inside another look.
+        """
+
+    def clamp_(self, xs: Sequence[Array], low: Any, high: Any, peaks: Array, /) -> tuple[list[Array], bool]:
         """The same, written into x."""
 
     def zeros(self, xs: Sequence[Array], /) -> list[Array]:

@@ -9,6 +9,7 @@ from typing import Any
 
 Leaf = Any
 Rebuild = Callable[[Iterable[Leaf]], Any]
+CONTAINERS = (dict, list, tuple)
 
 
 def flatten(tree: Any) -> tuple[list[Leaf], Rebuild]:
@@ -37,22 +38,22 @@ def paths(tree: Any) -> list[str]:
 
 
 def _collect(node: Any, leaves: list[Leaf]) -> None:
-    if isinstance(node, dict):
-        for child in node.values():
-            _collect(child, leaves)
-    elif isinstance(node, list | tuple):
-        for child in node:
-            _collect(child, leaves)
-    else:
+    if not isinstance(node, CONTAINERS):
         leaves.append(node)
+        return
+    for child in node.values() if isinstance(node, dict) else node:
+        if isinstance(child, CONTAINERS):
+            _collect(child, leaves)
+        else:
+            leaves.append(child)
 
 
 def _refill(node: Any, leaves: Iterator[Leaf]) -> Any:
     if isinstance(node, dict):
         return _refill_dict(node, leaves)
-    if not isinstance(node, list | tuple):
+    if not isinstance(node, CONTAINERS):
         return next(leaves)
-    children = [_refill(child, leaves) for child in node]
+    children = [_refill(child, leaves) if isinstance(child, CONTAINERS) else next(leaves) for child in node]
     if type(node) is list:
         return children
     if isinstance(node, list):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from itertools import chain, compress, islice
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from ._overlap import overlaps_itself, repeats
+from . import _blocks, native
+from ._blocks import BLOCK
+from ._overlap import bounds, overlaps_itself, repeats
 
 Array = Any
-BLOCK = 65_536
 DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 
 where = np.where
@@ -57,15 +61,18 @@ def field(x: Any) -> Array:
 
 
 def arrays(leaves: Sequence[Any], path: Callable[[int], str], writable: bool) -> list[Array]:
-    xs = [_opened(leaf, i, path, writable) for i, leaf in enumerate(leaves)]
+    xs = [
+        leaf if type(leaf) is np.ndarray and _accepted(leaf.dtype) else _opened(leaf, i, path, writable)
+        for i, leaf in enumerate(leaves)
+    ]
     if writable:
-        _, shared = repeats(xs)
-        if shared is not None:
-            raise ValueError(
-                f"{_said(path(shared[0]))} and {_said(path(shared[1]))} share a part of their memory, which would be "
-                "scaled twice: pass copies, or use clip()"
-            )
+        _check_writable(xs, path)
     return xs
+
+
+@cache
+def _accepted(dtype: Any) -> bool:
+    return dtype.name in DTYPES
 
 
 def _opened(leaf: Any, i: int, path: Callable[[int], str], writable: bool) -> Array:
@@ -74,16 +81,34 @@ def _opened(leaf: Any, i: int, path: Callable[[int], str], writable: bool) -> Ar
             raise TypeError(f"{_said(path(i))} is a {type(leaf).__name__}, which cannot be written: use clip()")
         x = np.asarray(leaf)
     elif type(leaf) in (np.ndarray, np.memmap):
-        x = leaf if type(leaf) is np.ndarray else leaf.view(np.ndarray)
+        x = leaf.view(np.ndarray)
     else:
         raise TypeError(f"{_said(path(i))} is a {type(leaf).__name__}: pass a plain array, numpy.asarray(x)")
-    if x.dtype.name not in DTYPES:
+    if not _accepted(x.dtype):
         raise TypeError(f"{_said(path(i))} is of {x.dtype}: gradients are of {', '.join(DTYPES)}")
-    if writable and not x.flags.writeable:
-        raise ValueError(f"{_said(path(i))} is read-only: use clip(), or pass a copy")
-    if writable and overlaps_itself(x):
-        raise ValueError(f"{_said(path(i))} reaches one element by two indices: use clip(), or pass a copy")
     return x
+
+
+def _check_writable(xs: list[Array], path: Callable[[int], str]) -> None:
+    opened = memory(xs, True)
+    for i in np.flatnonzero(~opened.held).tolist():
+        if not xs[i].flags.writeable:
+            raise ValueError(f"{_said(path(i))} is read-only: use clip(), or pass a copy")
+        if overlaps_itself(xs[i]):
+            raise ValueError(f"{_said(path(i))} reaches one element by two indices: use clip(), or pass a copy")
+    _, shared = _repeats(xs, opened)
+    if shared is not None:
+        raise ValueError(
+            f"{_said(path(shared[0]))} and {_said(path(shared[1]))} share a part of their memory, which would be "
+            "scaled twice: pass copies, or use clip()"
+        )
+
+
+def _repeats(xs: Sequence[Array], opened: native.Memory) -> tuple[list[bool], tuple[int, int] | None]:
+    starts, stops = opened.bounds()
+    for i in np.flatnonzero(~opened.held).tolist():
+        starts[i], stops[i] = bounds(xs[i])
+    return repeats(xs, starts, stops)
 
 
 def _said(path: str) -> str:
@@ -96,50 +121,54 @@ def restore(x: Array, leaf: Any) -> Any:
     return x[()] if isinstance(leaf, np.generic) else x.item()
 
 
+def memory(xs: Sequence[Array], writable: bool = False) -> native.Memory:
+    return native.open_buffers(list(xs), writable)
+
+
 def powers(groups: Sequence[Sequence[Array]], p: float, axes: Sequence[int | None] | None = None, peaks: Array = None) -> Array:
     with np.errstate(all="ignore"):
         if axes is not None:
             return _unit_powers(groups, p, axes, peaks)
-        divisors = [None] * len(groups) if peaks is None else peaks
-        return np.array([_power(group, p, by) for group, by in zip(groups, divisors, strict=True)], np.float64)
+        xs = list(chain.from_iterable(groups))
+        divisors = None if peaks is None else np.repeat(peaks, [len(group) for group in groups])
+        partials, counts = _partials(xs, p, divisors)
+        join = _peak if p == math.inf else _sum
+        if len(groups) == 1:
+            return np.array([join(partials)])
+        each_array, each_block = iter(counts), iter(partials)
+        totals = [sum(islice(each_array, len(group))) for group in groups]
+        return np.array([join(list(islice(each_block, total))) for total in totals], np.float64)
 
 
-def _power(group: Sequence[Array], p: float, divisor: float | None) -> float:
-    partials = [_join_block(block, p, divisor) for x in group for block in _blocks(x)]
-    return _peak(partials) if p == math.inf else _sum(partials)
+def _partials(xs: list[Array], p: float, divisors: Array) -> tuple[list[float], list[int]]:
+    """The power of every block of every array, and how many blocks each array has."""
+    opened = memory(xs)
+    direct = iter(native.powers(opened, p, divisors))
+    counts = [-(-x.size // BLOCK) for x in xs]
+    if opened.whole:
+        return list(direct), counts
+    found: list[float] = []
+    for i, x in enumerate(xs):
+        by = None if divisors is None else divisors[i]
+        found += islice(direct, counts[i]) if opened.held[i] else (_partial(block, p, by) for block in _blocks.blocks(x))
+    return found, counts
 
 
-def _join_block(block: Array, p: float, divisor: float | None) -> float:
-    return float(_joined(_magnitudes(block, divisor), p))
-
-
-def _magnitudes(x: Array, divisor: Any) -> Array:
-    """|x| in float64, divided where a divisor is given."""
-    wide = np.abs(x.astype(np.complex128 if x.dtype.kind == "c" else np.float64))
-    return wide if divisor is None else wide / divisor
-
-
-def _joined(magnitudes: Array, p: float) -> Array:
-    """Σ m^p along the last axis, or the largest."""
-    if p == math.inf:
-        return magnitudes.max(axis=-1, initial=0.0)
-    if p != 1:
-        magnitudes = np.square(magnitudes) if p == 2 else magnitudes**p
-    return magnitudes.sum(axis=-1)
+def _partial(block: Array, p: float, divisor: float | None) -> float:
+    """The power of one block, by the core where it can be given a dense copy, so that layouts do not change the bits."""
+    block = np.ascontiguousarray(block, block.dtype.newbyteorder("="))
+    direct = native.powers(memory([block]), p, None if divisor is None else np.array([divisor]))
+    return direct[0] if direct else _blocks.power(block, p, divisor)
 
 
 def _unit_powers(groups: Sequence[Sequence[Array]], p: float, axes: Sequence[int | None], peaks: Array) -> Array:
-    found: list[Array] = []
+    found: list[Array] = [np.zeros(0)]
     first = 0
     for (x,), axis in zip(groups, axes, strict=True):
-        rows = x.reshape(1, -1) if axis is None or x.ndim == 0 else np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
-        at_once = max(1, BLOCK // max(1, rows.shape[1]))
-        for start in range(0, len(rows), at_once):
-            part = rows[start : start + at_once]
-            by = None if peaks is None else peaks[first : first + len(part), None]
-            found.append(_joined(_magnitudes(part, by), p))
-            first += len(part)
-    return np.concatenate(found) if found else np.zeros(0)
+        units = 1 if axis is None or x.ndim == 0 else x.shape[axis]
+        found += _blocks.unit_powers(x, axis, p, None if peaks is None else peaks[first : first + units])
+        first += units
+    return np.concatenate(found)
 
 
 def _sum(parts: Iterable[float]) -> float:
@@ -154,18 +183,6 @@ def _peak(parts: Sequence[float]) -> float:
     return float(np.max(parts)) if parts else 0.0
 
 
-def _line(x: Array) -> Any:
-    """All elements in one row, in the order of memory where it is dense; slices of it can be read and assigned."""
-    order = sorted(range(x.ndim), key=lambda axis: -x.strides[axis])
-    ordered = x.transpose(order)
-    return ordered.reshape(-1) if ordered.flags.c_contiguous else x.flat
-
-
-def _blocks(x: Array) -> Iterator[Array]:
-    line = _line(x)
-    return (line[start : start + BLOCK] for start in range(0, x.size, BLOCK))
-
-
 def root(powers: Array, p: float) -> Array:
     if p == math.inf or p == 1:
         return powers
@@ -173,8 +190,12 @@ def root(powers: Array, p: float) -> Array:
         return np.sqrt(powers) if p == 2 else powers ** (1.0 / p)
 
 
+def peak(peaks: Array) -> Array:
+    return np.max(peaks, initial=0.0)
+
+
 def sizes(groups: Sequence[Sequence[Array]]) -> Array:
-    return np.array([sum(x.size for x in group) for group in groups], np.float64)
+    return np.array([sum(map(attrgetter("size"), group)) for group in groups], np.float64)
 
 
 def is_complex(x: Array) -> bool:
@@ -197,94 +218,78 @@ def widened(coef: Array, norm: Array) -> Array:
 
 
 def scale(xs: Sequence[Array], coefs: Sequence[float]) -> list[Array]:
-    return [x if coef == 1 else _scaled(x, coef, _empty(x)) for x, coef in zip(xs, coefs, strict=True)]
-
-
-def scale_(xs: Sequence[Array], coefs: Sequence[float]) -> list[Array]:
-    again, _ = repeats(xs)
-    for x, coef, done in zip(xs, coefs, again, strict=True):
-        if coef != 1 and not done:
-            _scaled(x, coef, x)
-    return list(xs)
-
-
-def _empty(x: Array) -> Array:
-    return np.empty_like(x) if isinstance(_line(x), np.ndarray) else np.empty(x.shape, x.dtype)
-
-
-def _scaled(x: Array, coef: float, out: Array) -> Array:
-    """out = x · coef: the product in float64, rounded once."""
-    with np.errstate(all="ignore"):
-        if x.dtype.kind == "c":
-            _scaled(x.real, coef, out.real)
-            _scaled(x.imag, coef, out.imag)
-        elif x.dtype.name == "bfloat16":
-            source, target = _line(x), _line(out)
-            for start in range(0, x.size, BLOCK):
-                part = slice(start, start + BLOCK)
-                target[part] = _to_odd(source[part].astype(np.float64) * coef).astype(x.dtype)
-        else:
-            np.multiply(x, coef, out=out, dtype=np.float64, casting="unsafe")
+    out = [x if coef == 1 else _empty(x) for x, coef in zip(xs, coefs, strict=True)]
+    _scale_into(*_without_ones(xs, coefs, out))
     return out
 
 
-def _to_odd(x: Array) -> Array:
-    """float64 as float32, an inexact one with its last bit set, so that rounding it again to bfloat16 rounds only once."""
-    near = x.astype(np.float32)
-    bits = near.view(np.uint32)
-    bits -= (np.abs(near) > np.abs(x)).astype(np.uint32)
-    bits |= (near != x).astype(np.uint32)
-    return near
+def scale_(xs: Sequence[Array], coefs: Sequence[float]) -> list[Array]:
+    picked, factors, _ = _without_ones(xs, coefs, xs)
+    _scale_into(picked, factors, picked)
+    return list(xs)
 
 
-def clamp(xs: Sequence[Array], low: float, high: float) -> tuple[list[Array], bool]:
-    out = [x if _inside(x, low, high) else _clamped(x.copy(order="K"), low, high) for x in xs]
-    return out, any(x is not y for x, y in zip(xs, out, strict=True))
+def _without_ones(*columns: Sequence[Any]) -> Sequence[Sequence[Any]]:
+    """The columns xs, coefs, out, less the rows in which nothing is to be done."""
+    coefs = columns[1]
+    if 1 not in coefs:
+        return columns
+    keep = [coef != 1 for coef in coefs]
+    return [list(compress(column, keep)) for column in columns]
 
 
-def clamp_(xs: Sequence[Array], low: float, high: float) -> tuple[list[Array], bool]:
-    inside = [_inside(x, low, high) for x in xs]
-    for x, untouched in zip(xs, inside, strict=True):
-        if not untouched:
-            _clamped(x, low, high)
-    return list(xs), not all(inside)
+def _scale_into(xs: Sequence[Array], coefs: Sequence[float], ys: Sequence[Array]) -> None:
+    """Writes x · coef into every y, and to memory that comes twice once."""
+    if not xs:
+        return
+    targets = memory(ys, True)
+    sources = targets if ys is xs else memory(xs)
+    again = np.array(_repeats(ys, targets)[0])
+    direct = sources.held & targets.held & ~again
+    native.scale(sources.only(direct), targets.only(direct), np.array(coefs, np.float64)[direct])
+    for i in np.flatnonzero(~direct & ~again).tolist():
+        _blocks.scaled(xs[i], coefs[i], ys[i])
 
 
-def _inside(x: Array, low: float, high: float) -> bool:
-    """No value lies outside; NaN lies nowhere."""
-    return not any(np.any(outside) for block in _blocks(x) for outside in _outside(block, low, high))
+def _empty(x: Array) -> Array:
+    """As x in layout, where x is dense."""
+    return np.empty_like(x) if x.flags.c_contiguous or isinstance(_blocks.line(x), np.ndarray) else np.empty(x.shape, x.dtype)
 
 
-def _clamped(x: Array, low: float, high: float) -> Array:
-    line = _line(x)
-    for start in range(0, x.size, BLOCK):
-        part = line[start : start + BLOCK]
-        above, below = _outside(part, low, high)
-        if above.any() or below.any():
-            part[above], part[below] = _nearest(part[above], high), _nearest(part[below], low)
-            line[start : start + BLOCK] = part
-    return x
+def clamp(xs: Sequence[Array], low: float, high: float, peaks: Array) -> tuple[list[Array], bool]:
+    doubtful = _doubtful(xs, low, high, peaks)
+    out = [_empty(x) if doubt else x for x, doubt in zip(xs, doubtful, strict=True)]
+    changed = iter(_clamp_into([(x, y) for x, y in zip(xs, out, strict=True) if y is not x], low, high))
+    out = [y if y is not x and next(changed) else x for x, y in zip(xs, out, strict=True)]
+    return out, any(y is not x for x, y in zip(xs, out, strict=True))
 
 
-def _outside(block: Array, low: float, high: float) -> tuple[Array, Array]:
-    """What lies above and what below, with the bounds rounded to the gradients' type as the results will be."""
-    if block.dtype.kind == "c":
-        above = np.abs(block.astype(np.complex128)) > high
-        return above, np.zeros_like(above)
-    least, most = _rounded(low, block.dtype), _rounded(high, block.dtype)
-    return block > most, block < least
+def clamp_(xs: Sequence[Array], low: float, high: float, peaks: Array) -> tuple[list[Array], bool]:
+    doubtful = _doubtful(xs, low, high, peaks)
+    return list(xs), any(_clamp_into([(x, x) for x, doubt in zip(xs, doubtful, strict=True) if doubt], low, high))
 
 
-def _nearest(values: Array, bound: float) -> Array:
-    if values.dtype.kind != "c":
-        return _rounded(bound, values.dtype)
-    wide = values.astype(np.complex128)
-    return (wide * (bound / np.abs(wide))).astype(values.dtype)
+def _doubtful(xs: Sequence[Array], low: float, high: float, peaks: Array) -> list[bool]:
+    """May a value lie outside? Said by the largest |x|; a NaN hides the others."""
+    return [not peak <= min(-a, b) for peak, (a, b) in zip(peaks.tolist(), _bounds(xs, low, high), strict=True)]
 
 
-def _rounded(bound: float, dtype: Any) -> Array:
-    with np.errstate(all="ignore"):
-        return np.float64(bound).astype(dtype)
+def _bounds(xs: Sequence[Array], low: float, high: float) -> list[tuple[float, float]]:
+    """The bounds as each array's type rounds them."""
+    rounded = {dtype: (_blocks.rounded(low, dtype), _blocks.rounded(high, dtype)) for dtype in {x.dtype for x in xs}}
+    return [rounded[x.dtype] for x in xs]
+
+
+def _clamp_into(work: list[tuple[Array, Array]], low: float, high: float) -> list[bool]:
+    """Writes x between the bounds for every (x, where to); which changed?"""
+    xs = [x for x, _ in work]
+    sources, targets = memory(xs), memory([y for _, y in work], True)
+    held = sources.held & targets.held
+    bounds = np.array(_bounds(xs, low, high)).reshape(-1, 2)[held]
+    direct = iter(native.clamp(sources.only(held), targets.only(held), bounds))
+    return [
+        bool(next(direct)) if done else _blocks.clamp(x, y, low, high) for (x, y), done in zip(work, held.tolist(), strict=True)
+    ]
 
 
 def zeros(xs: Sequence[Array]) -> list[Array]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import typer
 from typer.exceptions import TyperException
 
-from .. import __version__
+from .. import __version__, native
+from .bench import bench
 from .clip import clip
 from .demo import demo
 from .errors import UserError, printable
@@ -19,11 +20,12 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(clip)
+app.command()(bench)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"gradclip {__version__}")
+        print(f"gradclip {__version__}, core: {native.core()}")
         raise typer.Exit
 
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ..clip import norm
 from ..clipped import Clipped
 from .errors import printable
+from .page import rendered
 
 Array = Any
 
@@ -66,14 +65,9 @@ class Report(NamedTuple):
         return json.dumps(fields, allow_nan=False)
 
     def table(self) -> str:
-        """As wide as it must be, unless it is for a terminal."""
-        page = _Page()
-        terminal = sys.stdout is not None and sys.stdout.isatty()
-        console = Console(file=page, force_terminal=terminal, width=None if terminal else 1_000_000, highlight=False)
-        if self.tensors:
-            console.print(self._table(), Text())
-        console.print(Text(repr(self.clipped)))
-        return "\n".join(line.rstrip() for line in page.text().splitlines())
+        """The tensors, and what was done in one line."""
+        parts: list[RenderableType] = [self._table(), Text()] if self.tensors else []
+        return rendered(*parts, Text(repr(self.clipped)))
 
     def _table(self) -> Table:
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -87,18 +81,6 @@ class Report(NamedTuple):
             before, after, clipped = f"{tensor.before:.6g}", f"{tensor.after:.6g}", "yes" if tensor.clipped else "no"
             table.add_row(name, str(tensor.shape), before, after, clipped, style="bold" if tensor.clipped else None)
         return table
-
-
-class _Page(io.TextIOWrapper):
-    """Text that standard output can encode."""
-
-    def __init__(self) -> None:
-        self.bytes = io.BytesIO()
-        super().__init__(self.bytes, encoding=getattr(sys.stdout, "encoding", None) or "utf-8", errors="backslashreplace")
-
-    def text(self) -> str:
-        self.flush()
-        return self.bytes.getvalue().decode(self.encoding)
 
 
 def _differ(x: Array, y: Array) -> bool:

@@ -1,0 +1,78 @@
+"""The C++ core, on addresses: one door for the arrays of every framework.
+
+Without the core every array counts as one whose memory cannot be reached, and its framework's own kernel does the work.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import native
+
+if native.available:
+    from ..native import _core
+
+Array = Any
+NOT_HELD = 255
+SIZES = np.array([8, 4, 2, 2])
+
+
+class Memory(NamedTuple):
+    """Where arrays lie: addresses, lengths in elements, and dtypes by the core's code; 255: nowhere that can be reached."""
+
+    addresses: Array
+    lengths: Array
+    dtypes: Array
+
+    @property
+    def held(self) -> Array:
+        """Which arrays the core can work on."""
+        return self.dtypes != NOT_HELD
+
+    @property
+    def whole(self) -> bool:
+        """Can it work on all of them?"""
+        return bool(self.held.all())
+
+    def bounds(self) -> tuple[Array, Array]:
+        """The addresses where arrays begin and end."""
+        starts = self.addresses.astype(np.int64)
+        return starts, starts + self.lengths * SIZES[self.dtypes & 3]
+
+    def only(self, which: Array) -> Memory:
+        """Some of the arrays."""
+        return Memory(self.addresses[which], self.lengths[which], self.dtypes[which])
+
+
+def open_buffers(xs: list[Array], writable: bool) -> Memory:
+    """The memory of NumPy arrays, which the caller keeps alive."""
+    if native.available:
+        return Memory(*_core.open_buffers(xs, writable))
+    none = np.zeros(len(xs), np.int64)
+    return Memory(none.astype(np.uint64), none, np.full(len(xs), NOT_HELD, np.uint8))
+
+
+def powers(memory: Memory, p: float, divisors: Array) -> list[float]:
+    """Σ|x / divisor|^p of every block of the arrays that are held; for p = inf the largest |x|, NaN kept."""
+    held = memory.held
+    if not held.any():
+        return []
+    memory, divisors = memory.only(held), None if divisors is None else divisors[held]
+    found: list[float] = _core.measure(*memory, p, divisors, native.threads())[0].tolist()
+    return found
+
+
+def scale(source: Memory, target: Memory, coefs: Array) -> None:
+    """target = source · coef, the product in float64 and rounded once; all of them held."""
+    if len(coefs):
+        _core.scale(source.addresses, target.addresses, source.lengths, source.dtypes, coefs, native.threads())
+
+
+def clamp(source: Memory, target: Memory, bounds: Array) -> Array:
+    """target = source between its (low, high), bounds that the dtype holds; which changed? All of them held."""
+    if not len(bounds):
+        return np.zeros(0, np.uint8)
+    low, high = np.ascontiguousarray(bounds.T)
+    return _core.clamp(source.addresses, target.addresses, source.lengths, source.dtypes, low, high, native.threads())
