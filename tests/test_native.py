@@ -519,7 +519,7 @@ def test_quota(monkeypatch, files, expected):
         return files.get("self" if name == "/proc/self/cgroup" else name, "")
 
     monkeypatch.setattr(native, "_read", read)
-    assert native._quota() == expected
+    assert native._quota.__wrapped__() == expected
 
 
 @pytest.mark.parametrize(
