@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 Leaf = Any
@@ -41,11 +42,17 @@ def _collect(node: Any, leaves: list[Leaf]) -> None:
     if not isinstance(node, CONTAINERS):
         leaves.append(node)
         return
-    for child in node.values() if isinstance(node, dict) else node:
-        if isinstance(child, CONTAINERS):
-            _collect(child, leaves)
-        else:
-            leaves.append(child)
+    children = node.values() if isinstance(node, dict) else node
+    if _flat(children):
+        leaves.extend(children)
+        return
+    for child in children:
+        _collect(child, leaves)
+
+
+def _flat(children: Iterable[Any]) -> bool:
+    """No containers among them: told by their few types, since there may be thousands."""
+    return not any(issubclass(kind, CONTAINERS) for kind in set(map(type, children)))
 
 
 def _refill(node: Any, leaves: Iterator[Leaf]) -> Any:
@@ -53,7 +60,7 @@ def _refill(node: Any, leaves: Iterator[Leaf]) -> Any:
         return _refill_dict(node, leaves)
     if not isinstance(node, CONTAINERS):
         return next(leaves)
-    children = [_refill(child, leaves) if isinstance(child, CONTAINERS) else next(leaves) for child in node]
+    children = list(islice(leaves, len(node))) if _flat(node) else [_refill(child, leaves) for child in node]
     if type(node) is list:
         return children
     if isinstance(node, list):

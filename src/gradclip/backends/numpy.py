@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from itertools import chain, compress, islice
 from operator import attrgetter
 from typing import Any
@@ -60,11 +60,22 @@ def field(x: Any) -> Array:
     return np.asarray(x)
 
 
+class Arrays(list[Array]):
+    """Arrays that know where they lie: asked for once, and not at every step of a call."""
+
+    writable = False
+
+    @cached_property
+    def memory(self) -> native.Memory:
+        return native.open_buffers(self, self.writable)
+
+
 def arrays(leaves: Sequence[Any], path: Callable[[int], str], writable: bool) -> list[Array]:
-    xs = [
+    xs = Arrays(
         leaf if type(leaf) is np.ndarray and _accepted(leaf.dtype) else _opened(leaf, i, path, writable)
         for i, leaf in enumerate(leaves)
-    ]
+    )
+    xs.writable = writable
     if writable:
         _check_writable(xs, path)
     return xs
@@ -89,8 +100,8 @@ def _opened(leaf: Any, i: int, path: Callable[[int], str], writable: bool) -> Ar
     return x
 
 
-def _check_writable(xs: list[Array], path: Callable[[int], str]) -> None:
-    opened = memory(xs, True)
+def _check_writable(xs: Arrays, path: Callable[[int], str]) -> None:
+    opened = memory(xs)
     for i in np.flatnonzero(~opened.held).tolist():
         if not xs[i].flags.writeable:
             raise ValueError(f"{_said(path(i))} is read-only: use clip(), or pass a copy")
@@ -122,25 +133,25 @@ def restore(x: Array, leaf: Any) -> Any:
 
 
 def memory(xs: Sequence[Array], writable: bool = False) -> native.Memory:
-    return native.open_buffers(list(xs), writable)
+    return xs.memory if isinstance(xs, Arrays) else native.open_buffers(list(xs), writable)
 
 
 def powers(groups: Sequence[Sequence[Array]], p: float, axes: Sequence[int | None] | None = None, peaks: Array = None) -> Array:
     with np.errstate(all="ignore"):
         if axes is not None:
             return _unit_powers(groups, p, axes, peaks)
-        xs = list(chain.from_iterable(groups))
+        xs = groups[0] if len(groups) == 1 else Arrays(chain.from_iterable(groups))
         divisors = None if peaks is None else np.repeat(peaks, [len(group) for group in groups])
         partials, counts = _partials(xs, p, divisors)
         join = _peak if p == math.inf else _sum
         if len(groups) == 1:
             return np.array([join(partials)])
-        each_array, each_block = iter(counts), iter(partials)
-        totals = [sum(islice(each_array, len(group))) for group in groups]
-        return np.array([join(list(islice(each_block, total))) for total in totals], np.float64)
+        each_count, each_partial = iter(counts), iter(partials)
+        blocks = [sum(islice(each_count, len(group))) for group in groups]
+        return np.array([join(list(islice(each_partial, count))) for count in blocks], np.float64)
 
 
-def _partials(xs: list[Array], p: float, divisors: Array) -> tuple[list[float], list[int]]:
+def _partials(xs: Sequence[Array], p: float, divisors: Array) -> tuple[list[float], list[int]]:
     """The power of every block of every array, and how many blocks each array has."""
     opened = memory(xs)
     direct = iter(native.powers(opened, p, divisors))
