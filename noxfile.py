@@ -37,7 +37,7 @@ def native_tests(session: nox.Session) -> list[str]:
     return ["--ignore=tests/test_native.py"]
 
 
-def group(name: str) -> list[str]:
+def group(name: str) -> tuple[str, ...]:
     return nox.project.dependency_groups(PROJECT, name)
 
 

@@ -696,4 +696,4 @@ class TestOutput:
         assert_refused(Ran(ran.returncode, "", ran.stderr), "pip install 'gradclip[cli]'")
 
     def test_version(self, run):
-        assert run("--version") == Ran(0, f"gradclip {gradclip.__version__}\n", "")
+        assert run("--version") == Ran(0, f"gradclip {gradclip.__version__}, core: {gradclip.native.core()}\n", "")

@@ -211,7 +211,8 @@ def test_nan_and_inf_in_peaks_and_counts(dtype, at, sign):
 @each_dtype
 def test_signalling_nan_is_nan(dtype):
     x = np.zeros(40, dtype)
-    bits(x)[7] = bits(np.array(np.inf, dtype).reshape(1))[0] + 1
+    infinity = bits(np.full(1, np.inf, dtype))
+    bits(x)[7:8] = infinity + infinity.dtype.type(1)
     assert np.isnan(measure(x)[1][0])
     assert _core.count_nonfinite(*memory(x), 1)[0][0] == 1
 
