@@ -293,7 +293,8 @@ def test_python_without_its_manual(demo, monkeypatch):
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_nothing_is_written(number, code, tmp_path):
-    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", PROGRAM, "demo", "--steps", "100000"]
+    interruptible = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {PROGRAM}"  # as in a terminal
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", interruptible, "demo", "--steps", "100000"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         try:
             wait_for(lambda: any(tmp_path.iterdir()))
