@@ -131,6 +131,8 @@ def test_the_same_bits_for_any_order_nesting_and_cut_at_blocks(p):
         pieces = [whole[i * 1000 : (i + 1) * 1000] for i in range(300)]
         np.random.default_rng(seed).shuffle(pieces)
         assert gradclip.norm(pieces, p) == gradclip.norm(sorted(pieces, key=lambda x: x[0]), p)
+    folded = whole[: 5 * BLOCK].reshape(5, 256, 256)
+    assert gradclip.norm(folded.transpose(2, 0, 1), p) == gradclip.norm(folded, p)
     odd = [whole[:1001], whole[1001:]]
     assert relative(gradclip.norm(odd, p), want) <= 1e-15
 
@@ -259,6 +261,10 @@ def test_norms_per_unit():
         for p in (1, 2, 3):
             assert host.powers([[x]], p, [axis]) == pytest.approx((np.abs(moved) ** p).sum(axis=1), rel=1e-14)
         assert host.powers([[x]], inf, [axis]).tolist() == moved.max(axis=1).tolist()
+    for empty in (np.zeros((0, 3)), np.zeros((3, 0)), np.zeros((2, 0, 3))):
+        assert host.powers([[empty]], 2, [0]).tolist() == [0.0] * len(empty)
+        assert host.powers([[empty]], inf, [0]).tolist() == [0.0] * len(empty)
+    assert np.isnan(host.powers([[np.float32([[1, math.nan], [3, 4]])]], inf, [0])).tolist() == [True, False]
     both = host.powers([[x], [np.float32([3, 4])], [np.float32(2)]], 2, [0, None, None])
     assert both.tolist() == [*host.powers([[x]], 2, [0]), 25, 4]
     assert host.powers([[x]], 2, [0], np.array([2.0, 4.0])) == pytest.approx(host.powers([[x]], 2, [0]) / [4, 16])

@@ -20,9 +20,16 @@ def power(block: Array, p: float, divisor: float | None) -> float:
     return float(_joined(_magnitudes(block, divisor), p))
 
 
-def unit_powers(x: Array, axis: int | None, p: float, divisors: Array) -> list[Array]:
-    """The powers of the units along an axis, some units at a time."""
-    rows = x.reshape(1, -1) if axis is None or x.ndim == 0 else np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
+def units(x: Array, axis: int | None) -> Array:
+    """The array as rows, one for every index along the axis."""
+    if axis is None or x.ndim == 0:
+        return x.reshape(1, x.size)
+    units = x.shape[axis]
+    return np.moveaxis(x, axis, 0).reshape(units, x.size // max(1, units))
+
+
+def row_powers(rows: Array, p: float, divisors: Array) -> list[Array]:
+    """Σ|x / divisor|^p of each row, some rows at a time."""
     at_once = max(1, BLOCK // max(1, rows.shape[1]))
     return [
         _joined(_magnitudes(rows[i : i + at_once], None if divisors is None else divisors[i : i + at_once, None]), p)

@@ -64,6 +64,16 @@ def powers(memory: Memory, p: float, divisors: Array) -> list[float]:
     return found
 
 
+def unit_powers(rows: Array, p: float, divisors: Array) -> Array | None:
+    """Σ|x / divisor|^p of each row of a 2-D array; None where the core cannot read it."""
+    memory = open_buffers([rows], False)
+    if not memory.whole:
+        return None
+    (count, length), (stride, step) = rows.shape, (stride // rows.itemsize for stride in rows.strides)
+    address, dtype = int(memory.addresses[0]), int(memory.dtypes[0])
+    return _core.measure_units(address, count, length, stride, step, dtype, p, divisors, native.threads())
+
+
 def scale(source: Memory, target: Memory, coefs: Array) -> None:
     """target = source · coef, the product in float64 and rounded once; all of them held."""
     if len(coefs):

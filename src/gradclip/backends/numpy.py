@@ -176,9 +176,11 @@ def _unit_powers(groups: Sequence[Sequence[Array]], p: float, axes: Sequence[int
     found: list[Array] = [np.zeros(0)]
     first = 0
     for (x,), axis in zip(groups, axes, strict=True):
-        units = 1 if axis is None or x.ndim == 0 else x.shape[axis]
-        found += _blocks.unit_powers(x, axis, p, None if peaks is None else peaks[first : first + units])
-        first += units
+        rows = _blocks.units(x, axis)
+        divisors = None if peaks is None else np.ascontiguousarray(peaks[first : first + len(rows)])
+        direct = native.unit_powers(rows, p, divisors)
+        found += _blocks.row_powers(rows, p, divisors) if direct is None else [direct]
+        first += len(rows)
     return np.concatenate(found)
 
 
