@@ -84,6 +84,39 @@ def test_a_tree_that_contains_itself_is_refused():
         clip(tree, MaxNorm(1.0))
 
 
+def test_no_helper_is_taken_for_a_framework():
+    kind = type("Tensor", (), {"__module__": "native.core"})
+    with pytest.raises(TypeError, match="arrays of numpy, alone"):
+        clip([kind()], MaxNorm(1.0))
+
+
+class Stubborn(tuple):
+    """A tuple that cannot be made of one list."""
+
+    def __new__(cls, a, b):
+        return super().__new__(cls, (a, b))
+
+
+def test_a_tree_that_cannot_be_made_anew_is_left_as_it_was():
+    deep = leaf = g(3, 4)
+    for _ in range(700):
+        deep = {"a": deep}
+    with pytest.raises(ValueError, match="nested too deeply"):
+        clip_(deep, MaxNorm(1.0))
+    with pytest.raises(TypeError):
+        clip_(Stubborn(leaf, 3.0), MaxNorm(1.0))
+    with pytest.raises(TypeError):
+        clip_(Stubborn(leaf, g(1)), MaxNorm(1.0))
+    assert leaf.tolist() == [3, 4]
+
+
+def test_repeated_memory_is_clamped_once():
+    z = (np.random.default_rng(1).normal(size=10**5) + 1j * np.random.default_rng(2).normal(size=10**5)).astype(np.complex64)
+    want = clip([z, z], MaxNorm(0.5), scope="element").grads[0]
+    clip_([z, z], MaxNorm(0.5), scope="element")
+    assert np.array_equal(z, want)
+
+
 def test_two_frameworks_in_one_call_are_refused(monkeypatch):
     import sys
     import types
@@ -367,6 +400,21 @@ def test_reduce_of_a_maximum_carries_nan_beside_it():
         clip([g(3)], MaxNorm(1.0), p=inf, reduce=reduce)
 
 
+def test_reduce_gets_arrays_and_its_answer_is_checked():
+    def doubled(power, p):
+        assert isinstance(power, np.ndarray)
+        return np.multiply(power, 2, out=power)
+
+    assert clip([g(3), g(4)], MaxNorm(1.0), reduce=doubled).norm == pytest.approx(50**0.5)
+    for wrong, error in (
+        (lambda w, p: w.reshape(1), ValueError),
+        (lambda w, p: -w, ValueError),
+        (lambda w, p: None, TypeError),
+    ):
+        with pytest.raises(error, match="reduce="):
+            clip([g(3), g(4)], MaxNorm(1.0), reduce=wrong)
+
+
 def test_reduce_keeps_the_range():
     clipped = clip([g(1e200)], MaxNorm(1.0), reduce=lambda power, p: power * 4 if p == 2 else power)
     assert clipped.norm == pytest.approx(2e200)
@@ -397,6 +445,10 @@ def test_norm_replaces_measuring():
         ({"scope": "element", "p": 3}, ValueError, "element"),
         ({"scope": "element", "norm": 1.0}, ValueError, "element"),
         ({"state": (1, 2)}, ValueError, "2 entries, not 0"),
+        ({"state": 5}, TypeError, "state= is a tuple"),
+        ({"norm": "5"}, TypeError, "norm= must be real numbers"),
+        ({"norm": 5j}, TypeError, "norm= must be real numbers"),
+        ({"nonfinite": np.zeros(2)}, ValueError, "nonfinite must be one of"),
     ],
 )
 def test_wrong_arguments_say_what_is_accepted(wrong, error, words):
@@ -447,6 +499,10 @@ def test_what_a_clip_says_of_itself():
     assert repr(clip(g(1), MaxNorm(1.0))) == "norm 1.0, 1 tensor"
     assert repr(clip([g(3), None], MaxNorm(1.0), scope="tensor")) == "largest norm 3.0 → 1.0, 1 tensor, clipped"
     assert repr(clip([g(3)], MaxNorm(1.0), scope="element")) == "largest value 3.0 → 1.0, 1 tensor, clipped"
+    assert repr(clip([g(inf)], MaxNorm(1.0), nonfinite="zero")) == "norm inf, 1 tensor, clipped, not finite"
+    for values in ((5, nan), (nan, 5)):
+        tensors = clip([g(x) for x in values], MaxNorm(1.0), scope="tensor", nonfinite="keep")
+        assert repr(tensors) == "largest norm nan, 2 tensors, clipped, not finite"
     assert repr(clip([g(nan)], MaxNorm(1.0), nonfinite="skip")) == "norm nan, 1 tensor, skipped, not finite"
     assert clipped.to_dict() == {
         "norm": 13.0,
@@ -461,10 +517,10 @@ def test_what_a_clip_says_of_itself():
 def test_to_dict_is_json_and_loses_no_path():
     import json
 
-    tree = {"a.b": g(3), "a": {"b": g(nan)}}
+    tree = {"a.b": g(3), "a": {"b": g(nan)}, "a.b#2": g(1)}
     said = clip(tree, MaxNorm(inf), scope="tensor", nonfinite="skip").to_dict()
-    assert said["norm"] == {"a.b": 3.0, "a.b#2": None}
-    assert said["limit"] == {"a.b": None, "a.b#2": None}
+    assert said["norm"] == {"a.b": 3.0, "a.b#2": None, "a.b#2#2": 1.0}
+    assert said["limit"] == {"a.b": None, "a.b#2": None, "a.b#2#2": None}
     assert json.loads(json.dumps(said, allow_nan=False)) == said
 
 
@@ -486,6 +542,9 @@ def test_the_three_named_ways():
     tree = [g(3, 4), g(12)]
     assert gradclip.clip_by_value(tree, 3.5).grads[0].tolist() == [3, 3.5]
     assert gradclip.clip_by_value(tree, (-1.0, 2.0)).grads[1] == 2
+    assert gradclip.clip_by_value(tree, [-1.0, 2.0]).grads[1] == 2
+    with pytest.raises(ValueError, match=r"\(low, high\)"):
+        gradclip.clip_by_value(tree, (1, 2, 3))
     assert [x.tolist() for x in gradclip.clip_by_norm(tree, 6.0).grads] == [[3, 4], [6]]
     assert gradclip.clip_by_global_norm(tree, 1.0).norm == 13
     assert gradclip.clip_by_norm(tree, 1.0, p=1).norm.tolist() == [7, 12]
@@ -501,3 +560,5 @@ def test_norm_measures():
     assert gradclip.norm(tree, scope="element") == 12
     with pytest.raises(ValueError, match="scope must be one of"):
         gradclip.norm(tree, scope="unit")
+    with pytest.raises(ValueError, match="every value by itself"):
+        gradclip.norm(tree, p=1, scope="element")

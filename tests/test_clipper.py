@@ -51,6 +51,19 @@ def test_a_schedule_goes_on_from_call_to_call():
     assert [float(clipper(f32(8)).limit) for _ in range(3)] == [4, 2, 4 / 3]
 
 
+def test_a_generator_is_clipped_under_a_schedule_too():
+    clipper = Clipper(MaxNorm(lambda step: 1.0))
+    for _ in range(2):
+        assert clipper(x for x in [f32(3, 4)]).grads[0] == pytest.approx([0.6, 0.8])
+
+
+def test_what_replaces_the_rule_must_be_one():
+    clipper = Clipper(MaxNorm(1.0))
+    clipper.rule = 5
+    with pytest.raises(TypeError, match="MaxNorm"):
+        clipper(f32(1))
+
+
 def test_the_rule_may_be_replaced():
     clipper = Clipper(MaxNorm(schedule))
     clipper(f32(8))
@@ -109,6 +122,20 @@ def test_a_state_with_something_missing_is_refused(key):
     saved = {name: value for name, value in clipper.state_dict().items() if name != key}
     with pytest.raises(ValueError, match="state"):
         Clipper(MaxNorm(schedule)).load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"state": "a"}, {"state": [None]}, {"state": ["x"]}, {"counts": {"steps": -3}}, {"counts": 5}, {"state": 7}]
+)
+def test_a_state_of_the_wrong_kind_is_refused(wrong):
+    clipper = Clipper(MaxNorm(schedule))
+    clipper(f32(8))
+    before = clipper.state_dict()
+    with pytest.raises(ValueError, match="state"):
+        clipper.load_state_dict(before | wrong)
+    with pytest.raises(ValueError, match="state"):
+        clipper.load_state_dict("saved")
+    assert clipper.state_dict() == before
 
 
 def test_wrong_arguments_are_told_at_once():

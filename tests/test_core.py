@@ -126,15 +126,53 @@ def test_after_a_fork():
     assert os.waitpid(child, 0)[1] == 0
 
 
+FORKS = """
+import os, threading, numpy as np, gradclip
+xs = [np.ones(2000, np.float32) for _ in range(50)]
+stop = False
+def work():
+    while not stop:
+        gradclip.clip(xs, gradclip.MaxNorm(1.0), scope="tensor")
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads: thread.start()
+codes = []
+for _ in range(25):
+    child = os.fork()
+    if not child:
+        gradclip.clip(xs, gradclip.MaxNorm(1.0))
+        os._exit(7)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+stop = True
+print(set(codes))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_while_other_threads_clip():
+    run = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=120, check=True)
+    assert run.stdout == "{7}\n"
+
+
 def test_a_dropped_array_is_kept_alive_by_the_call():
     grads = (np.full(100_000, float(i)) for i in range(1, 50))
     assert gradclip.norm(grads) == pytest.approx((1e5 * sum(i * i for i in range(1, 50))) ** 0.5)
 
 
-@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "two"])
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "two", 2**40])
 def test_a_number_of_threads_that_is_none_is_refused(wrong):
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="from 1 to 1024"):
         gradclip.set_threads(wrong)
+
+
+def test_another_library_s_variable_is_no_error(monkeypatch):
+    monkeypatch.delenv("GRADCLIP_NUM_THREADS", raising=False)
+    for value in ("0", "many", "99999999999999"):
+        monkeypatch.setenv("OMP_NUM_THREADS", value)
+        assert native.threads() >= 1
+    for value in ("0", "many", "99999999999999"):
+        monkeypatch.setenv("GRADCLIP_NUM_THREADS", value)
+        with pytest.raises(ValueError, match="GRADCLIP_NUM_THREADS must be"):
+            native.threads()
 
 
 @pytest.mark.parametrize(("variable", "value", "want"), [("GRADCLIP_NUM_THREADS", "3", 3), ("OMP_NUM_THREADS", "5", 5)])

@@ -69,7 +69,7 @@ def manual() -> Text:
 
 @pytest.fixture(scope="module")
 def runs(manual) -> tuple[list[Run], Limits]:
-    return _runs.train_all(manual, 200, 0)
+    return _runs.train_all(manual, 400, 0)
 
 
 def small(seed: int) -> tuple[Network, np.ndarray]:

@@ -493,7 +493,7 @@ def test_threads_come_from_set_threads_then_the_environment(monkeypatch):
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, True, "2"])
 def test_bad_thread_counts(n):
-    with pytest.raises(ValueError, match="n must be an integer of at least 1, not "):
+    with pytest.raises(ValueError, match="n must be an integer from 1 to 1024, not "):
         native.set_threads(n)
 
 

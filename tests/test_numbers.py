@@ -91,6 +91,12 @@ def test_any_p_in_any_range(p, value):
     assert gradclip.norm(x, inf) == value
 
 
+@pytest.mark.parametrize("p", [1e-17, 1e-10, 1e-5, 1e-3])
+def test_a_tiny_p(p):
+    assert gradclip.norm([5.3, 0.0], p) == pytest.approx(5.3, rel=1e-12)
+    assert gradclip.norm([5.3, 1.0], p) == (inf if p < 1e-3 else pytest.approx((5.3**p + 1) ** (1 / p), rel=1e-12))
+
+
 def test_a_norm_beyond_float64_is_told_and_not_made_up():
     with pytest.raises(gradclip.NonFiniteError, match="too large for float64"):
         clip(np.full(9, 1e308), MaxNorm(1.0))

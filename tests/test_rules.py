@@ -95,12 +95,29 @@ def test_a_schedule_is_checked_at_every_step(value):
         clip(f32(1), MaxNorm(lambda step: value), state=(0,))
     with pytest.raises(TypeError, match="'high'"):
         clip(f32(1), MaxNorm(lambda step: "high"), state=(0,))
+    with pytest.raises(TypeError, match="max_norm at step 0 is a function"):
+        clip(f32(1), MaxNorm(lambda step: abs), state=(0,))
 
 
 def test_a_norm_that_is_not_finite_does_not_enter_the_state():
-    rule = MaxNorm(lambda step: 1.0)
+    class Last(Rule):
+        def init(self, zero):
+            return (zero,)
+
+        def decide(self, measured, state, ops):
+            return (0.0, 1.0), (measured.norm,)
+
     for policy in ("zero", "skip", "keep"):
-        assert clip(f32(nan), rule, state=(5,), nonfinite=policy).state == (5,)
+        assert clip(f32(nan), Last(), state=(5.0,), nonfinite=policy).state == (5.0,)
+    assert clip(f32(3), Last(), state=(5.0,)).state == (3.0,)
+
+
+@pytest.mark.parametrize(
+    ("rule", "scope"), [(MaxNorm(lambda step: 1.0), "global"), (Bounds(-1.0, lambda step: 1.0), "element")]
+)
+def test_a_schedule_counts_every_step_that_is_taken(rule, scope):
+    for policy, after in (("zero", 6), ("keep", 6), ("skip", 5)):
+        assert clip(f32(nan), rule, scope=scope, state=(5,), nonfinite=policy).state == (after,)
 
 
 def test_a_new_rule_needs_only_decide():
@@ -219,11 +236,19 @@ def test_the_coefficient_is_computed_in_the_working_precision():
     assert wide == 1 / (5 + 1e-6) * 0.7
 
 
+def test_a_none_keeps_its_coefficient_of_one_under_a_convention():
+    clipped = clip([None, 1e-5], MaxNorm(1e-4, like="mindspore.ClipByNorm"))
+    assert clipped.coef.tolist() == pytest.approx([1.0, 0.1])
+    assert not clip([None, None], MaxNorm(1e-7, like="torch")).clipped
+
+
 def test_a_convention_excludes_min_norm_and_unknown_names():
     with pytest.raises(ValueError, match="exclude each other"):
         MaxNorm(2.0, min_norm=1.0, like="torch")
     with pytest.raises(ValueError, match="'torch', 'paddle'"):
         MaxNorm(2.0, like="pytorch")
+    with pytest.raises(ValueError, match="'torch', 'paddle'"):
+        MaxNorm(2.0, like=["torch"])
 
 
 def test_a_nan_norm_gives_a_nan_coefficient():

@@ -24,6 +24,7 @@ from .rules import Bound, Bounds, MaxNorm, Measured, Rule, State, Threshold
 
 Array = Any
 SCOPES = ("element", "tensor", "global")
+NO_P = 'scope "element" looks at every value by itself: it takes neither p= nor norm='
 
 
 class Writer(NamedTuple):
@@ -122,7 +123,11 @@ def clip_by_value(grads: Any, value: Threshold | tuple[Threshold, Threshold]) ->
     >>> clip_by_value([3.0, -0.5], 1.0).grads
     [1.0, -0.5]
     """
-    return clip(grads, Bounds(*value) if isinstance(value, tuple) else MaxNorm(value), scope="element")
+    if not isinstance(value, tuple | list):
+        return clip(grads, MaxNorm(value), scope="element")
+    if len(value) != 2:
+        raise ValueError(f"value must be one number or (low, high); got {value!r}")
+    return clip(grads, Bounds(*value), scope="element")
 
 
 def clip_by_norm(grads: Any, max_norm: Threshold, p: float = 2) -> Clipped:
@@ -153,6 +158,8 @@ def norm(grads: Any, p: float = 2, scope: str = "global") -> Array:
     """
     _one_of("scope", scope, SCOPES)
     p = _order(p)
+    if scope == "element" and p != 2:
+        raise ValueError(NO_P)
     opened = open_gradients(grads)
     with host.quiet():
         return opened.backend.field(measure(opened, p, scope).norm)
@@ -185,7 +192,9 @@ def _decided(opened: Gradients, call: Call, measured: Measured, state: State | N
     if not finite and call.nonfinite == "raise":
         raise NonFiniteError.of(opened, measured.norm)
     bound, after = call.rule.decide(measured, before, ops)
-    return Step(opened, call, measured, bound, finite, after if finite else before, write, ops)
+    if not finite:
+        after = before if call.nonfinite == "skip" else call.rule.passed(before)
+    return Step(opened, call, measured, bound, finite, after, write, ops)
 
 
 class Step(NamedTuple):
@@ -209,8 +218,12 @@ class Step(NamedTuple):
         """The bound in force, shaped like the norm."""
         (low, high), norm, where = self.bound, self.norm, self.ops.where
         if self.call.scope == "element":
-            return where(norm == norm, max(abs(low), high), high)
+            return self.filled(max(abs(low), high))
         return where((norm < low) & (norm > 0), low, high)
+
+    def filled(self, value: float) -> Array:
+        """The value, shaped like the norm."""
+        return self.ops.where(self.norm > 0, value, value)
 
     def result(self, new: list[Array], coef: Array | None, *, clipped: bool, skipped: bool = False) -> Clipped:
         """The gradients in their tree, and what was measured as arrays of their framework."""
@@ -228,17 +241,18 @@ class Step(NamedTuple):
 
 
 def _norms(step: Step) -> Clipped:
-    call, norm, ops, (low, high) = step.call, step.norm, step.ops, step.bound
-    xs = step.opened.arrays()
-    formula = call.rule.formula(call.scope)
+    norm, ops, (low, high) = step.norm, step.ops, step.bound
+    formula = step.call.rule.formula(step.call.scope)
     if formula is not None:
-        coef = _framework_coefficient(formula, norm, high, xs, step)
-        return step.result(step.write.scale(xs, _each(step.opened, coef)), coef, clipped=bool((coef != 1).any()))
-    coef = coefficient(norm, low, high, ops)
-    new = xs
-    for factor in _factors(coef, norm, step.limit(), ops):
+        coef = _framework_coefficient(formula, norm, high, step)
+        factors = [coef]
+    else:
+        coef = coefficient(norm, low, high, ops)
+        factors = _factors(coef, norm, step.limit(), ops)
+    new = step.opened.arrays()
+    for factor in factors:
         new = step.write.scale(new, _each(step.opened, factor))
-    return step.result(new, coef, clipped=bool((coef != 1).any()))
+    return step.result(new, coef, clipped=any(c != 1 for c in _each(step.opened, coef)))
 
 
 def _elements(step: Step) -> Clipped:
@@ -260,8 +274,7 @@ def _refuse_complex(opened: Gradients) -> None:
 def _stopped(step: Step) -> Clipped:
     """Under "zero" every gradient becomes 0, whatever it was; under "skip" nothing changes."""
     xs, skip = step.opened.arrays(), step.call.nonfinite == "skip"
-    by = 1.0 if skip else 0.0
-    coef = None if step.call.scope == "element" else step.ops.where(step.norm == step.norm, by, by)
+    coef = None if step.call.scope == "element" else step.filled(1.0 if skip else 0.0)
     return step.result(xs if skip else step.write.zero(xs), coef, clipped=not skip, skipped=skip)
 
 
@@ -276,10 +289,12 @@ def coefficient(norm: Array, low: Array, high: Array, ops: Ops) -> Array:
     return ops.where(above_low, coef, low / ops.where(above_low, 1.0, norm))
 
 
-def _framework_coefficient(formula: Formula, norm: Array, limit: Array, xs: list[Array], step: Step) -> Array:
-    """Another framework's coefficient, in the precision that it would compute in."""
-    backend = step.opened.backend
-    return backend.widened(formula(backend.working(xs, norm), limit, step.ops), norm)
+def _framework_coefficient(formula: Formula, norm: Array, limit: Array, step: Step) -> Array:
+    """Another framework's coefficient, in the precision that it would compute in; 1 for a None."""
+    opened = step.opened
+    coef = opened.backend.widened(formula(opened.backend.working(opened.arrays(), norm), limit, step.ops), norm)
+    empty = step.measured.size == 0
+    return step.ops.where(empty, 1.0, coef)
 
 
 def _factors(coef: Array, norm: Array, limit: Array, ops: Ops) -> list[Array]:
@@ -323,6 +338,8 @@ def _state(rule: Rule, state: State | None, norm: Array) -> State:
             f"{type(rule).__name__} remembers: pass state=gradclip.init(grads, rule) and then the last call's .state, "
             "or use gradclip.Clipper, which keeps it"
         )
+    if state is not None and not isinstance(state, tuple):
+        raise TypeError(f"state= is a tuple, from gradclip.init or the last call's .state; got {state!r}")
     if state is not None and len(state) != len(initial):
         raise ValueError(f"state= is not one of {rule!r}: it has {len(state)} entries, not {len(initial)}")
     return initial if state is None else state
@@ -337,7 +354,7 @@ def resolve(
     if norm is not None and reduce is not None:
         raise ValueError("norm= replaces measuring, so that there is nothing for reduce= to join: pass one of them")
     if scope == "element" and (order != 2 or norm is not None):
-        raise ValueError('scope "element" bounds every value by itself: it takes neither p= nor norm=')
+        raise ValueError(NO_P)
     return Call(rule, scope, order, nonfinite, reduce, norm)
 
 
@@ -361,5 +378,5 @@ def _order(p: float) -> float:
 
 
 def _one_of(name: str, value: Any, accepted: tuple[str, ...]) -> None:
-    if value not in accepted:
+    if not isinstance(value, str) or value not in accepted:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, accepted))}; got {value!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from .backends import flatten, paths
+from .backends import flatten, host, paths
 
 Array = Any
 
@@ -43,8 +43,9 @@ class Clipped(NamedTuple):
         count = sum(leaf is not None for leaf in flatten(self.grads)[0])
         tensors = f"{count} tensor" if count == 1 else f"{count} tensors"
         try:
-            return ", ".join([self._change(), tensors, *self._flags()])
-        except Exception:  # a tracer has no value to show
+            with host.quiet():
+                return ", ".join([self._change(), tensors, *self._flags()])
+        except (TypeError, RuntimeError):  # a tracer has no value to show
             return f"Clipped({tensors}, traced)"
 
     def _flags(self) -> list[str]:
@@ -65,7 +66,8 @@ class Clipped(NamedTuple):
         return self.limit if bool(self.norm > self.limit) else self.norm
 
     def _largest(self, values: Array) -> float:
-        return max(map(float, values.reshape(-1)), default=0.0)
+        numbers = [float(value) for value in values.reshape(-1)]
+        return math.nan if any(map(math.isnan, numbers)) else max(numbers, default=0.0)
 
 
 def _finite(value: Array) -> float | None:

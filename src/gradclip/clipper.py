@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from .backends import flatten, host
+from .backends import flatten, host, settled
 from .clip import clip, init, resolve
 from .clipped import Clipped
 from .rules import Rule, State
@@ -58,6 +58,7 @@ class Clipper:
 
     def __call__(self, grads: Any, weights: Any = None) -> Clipped:
         """`clip(grads, rule, …)` with this clipper's state; one that raises changes neither state nor counts."""
+        grads = settled(grads)
         clipped = clip(
             grads,
             self.rule,
@@ -81,6 +82,8 @@ class Clipper:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Goes on where `state_dict` was made. ValueError for another version, rule, scope or p; nothing is changed then."""
+        if not isinstance(saved, dict):
+            raise ValueError(f"this is no state of a Clipper: {saved!r}")
         for name, ours in self._header().items():
             if saved.get(name) != ours:
                 raise ValueError(f"this state is of {name} {saved.get(name)!r}, and the clipper of {ours!r}")
@@ -97,6 +100,7 @@ class Clipper:
         }
 
     def _state_for(self, grads: Any) -> State | None:
+        resolve(self.rule, self.scope, self.p, self.nonfinite)  # the rule may have been replaced
         fresh = self.rule.init(0.0)
         if not fresh:
             return ()
@@ -107,12 +111,20 @@ class Clipper:
 def _loaded(saved: dict[str, Any], rule: Rule) -> tuple[State | None, Counts]:
     try:
         counts = Counts(**{name: int(count) for name, count in saved["counts"].items()})
-        state = None if saved["state"] is None else tuple(host.field(x)[()] for x in saved["state"])
+        entries = None if saved["state"] is None else list(saved["state"])
+        state = None if entries is None else tuple(_restored(x) for x in entries)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"this is no state of a Clipper: {error!r}") from None
+    if min(counts) < 0:
+        raise ValueError(f"this is no state of a Clipper: {counts}")
     if state is not None and len(state) != len(rule.init(0.0)):
         raise ValueError(f"this state has {len(state)} entries, and {rule!r} needs {len(rule.init(0.0))}")
     return state, counts
+
+
+def _restored(entry: Any) -> Any:
+    """An entry of the state; whole numbers, which count, stay whole."""
+    return host.field(entry)[()] if isinstance(entry, int) else host.norms("the state", entry)[()]
 
 
 def _without_memory(clipped: Clipped) -> Clipped:

@@ -2,7 +2,9 @@
 
 The frameworks clip with nine slightly different formulas. `MaxNorm(1.0, like="torch")` uses torch's, for a person who moves a
 model from one framework to another and compares the two step by step. Operators and `where` only, so that the working
-precision is the caller's: NaN and inf come out as they do in the framework.
+precision is the caller's: NaN and inf come out as they do in the framework, an infinite limit that gives NaN there too.
+What differs: limits that are no number > 0 are refused; and where TensorFlow, Keras and MindSpore multiply by the limit before
+they divide, and so overflow or lose small gradients, the product here does not.
 """
 
 from __future__ import annotations
@@ -52,12 +54,12 @@ def divided(norm: Array, limit: Array, ops: Any) -> Array:
 
 
 def divided_by_larger(norm: Array, limit: Array, ops: Any) -> Array:
-    """Limit / max(norm, limit): an infinite limit gives NaN."""
+    """The limit / max(norm, limit): an infinite limit gives NaN."""
     return limit / larger(norm, limit, ops)
 
 
 def divided_by_larger_plus(norm: Array, limit: Array, ops: Any) -> Array:
-    """Limit / (max(norm, limit) + 1e-6): below 1 even where the norm is within the limit."""
+    """The limit / (max(norm, limit) + 1e-6): below 1 even where the norm is within the limit."""
     return limit / (larger(norm, limit, ops) + 1e-6)
 
 
@@ -69,13 +71,13 @@ def masked(norm: Array, limit: Array, ops: Any) -> Array:
 
 
 def smaller_reciprocal(norm: Array, limit: Array, ops: Any) -> Array:
-    """Limit · min(1 / norm, 1 / limit) + (norm - norm): NaN for every norm that is not finite."""
+    """The limit · min(1 / norm, 1 / limit) + (norm - norm): NaN for every norm that is not finite."""
     ours, theirs = 1.0 / norm, 1.0 / (limit + 0.0 * norm)
     return limit * ops.where(ours <= theirs, ours, theirs) + (norm - norm)
 
 
 def divided_if_reached(norm: Array, limit: Array, ops: Any) -> Array:
-    """Limit / norm where norm ≥ limit, else limit / limit: a NaN norm clips nothing, an infinite limit gives NaN."""
+    """The limit / norm where norm ≥ limit, else limit / limit: a NaN norm clips nothing, an infinite limit gives NaN."""
     return limit / ops.where(norm >= limit, norm, limit + 0.0 * ops.where(norm >= limit, norm, 0.0))
 
 
@@ -86,7 +88,7 @@ def divided_unless_below(norm: Array, limit: Array, ops: Any) -> Array:
 
 
 def floored(norm: Array, limit: Array, ops: Any) -> Array:
-    """Limit / n where n > limit, else 1, with n = max(norm, 1e-3)."""
+    """The limit / n where n > limit, else 1, with n = max(norm, 1e-3)."""
     raised = larger(norm, 1e-3, ops)
     return ops.where(raised > limit, limit / raised, 1.0)
 

@@ -12,6 +12,7 @@ from .rules import Measured
 
 Array = Any
 Reduce: TypeAlias = Callable[[Array, float], Array]
+SMALLEST_P = 1e-3  # below it the root multiplies an error of the power too much
 SMALLEST, LARGEST = 1e-270, 1e300  # between them neither Σ|g|^p nor a coefficient has lost digits
 
 
@@ -21,13 +22,13 @@ def measure(opened: Gradients, p: float, scope: str, reduce: Reduce | None = Non
         return _measure_elements(opened, reduce)
     backend, groups = opened.backend, groups_of(opened, scope)
 
-    def power(picked: list[list[Array]], p: float, peaks: Array = None) -> Array:
-        return _reduced(shaped(backend.powers(picked, p, None, peaks), scope), p, reduce, backend)
+    def power(picked: list[list[Array]], p: float, divisors: Array = None) -> Array:
+        return _reduced(shaped(backend.powers(picked, p, None, divisors), scope), p, reduce, backend)
 
     powers = power(groups, p)
     norm = backend.root(powers, p)
     ops = backends.ops_for(powers)
-    lost = ~((powers > SMALLEST) & (powers < LARGEST))
+    lost = ~((powers > SMALLEST) & (powers < LARGEST)) | (p < SMALLEST_P)
     if p != math.inf and lost.any():
         norm = ops.where(lost, _rescaled(power, groups, p, lost, backend), norm)
     return Measured(norm, None, shaped(backend.sizes(groups), scope))
@@ -45,6 +46,7 @@ def _rescaled(power: Callable[..., Array], groups: list[list[Array]], p: float, 
     peaks = power(picked, math.inf)
     ops = backends.ops_for(peaks)
     usable = ops.isfinite(peaks) & (peaks > 0)
+    picked = [group if use else [] for group, use in zip(picked, usable.reshape(-1), strict=True)]
     divisors = ops.where(usable, peaks, 1.0)
     return ops.where(usable, peaks * backend.root(power(picked, p, divisors.reshape(-1)), p), peaks)
 
@@ -53,18 +55,29 @@ def _reduced(power: Array, p: float, reduce: Reduce | None, backend: Backend) ->
     """The power over all processes; a maximum loses NaN, so that it travels as a second entry."""
     if reduce is None:
         return power
-    if p != math.inf:
-        return backend.norms(reduce(power, p))
     ops = backends.ops_for(power)
-    nan = power != power
-    peak, lost = backend.norms(reduce(backend.stack([ops.where(nan, 0.0, power), ops.where(nan, 1.0, 0.0)]), p))
-    return ops.where(lost > 0, math.nan, peak)
+    if p == math.inf:
+        nan = power != power
+        sent = backend.stack([ops.where(nan, 0.0, power), ops.where(nan, 1.0, 0.0)])
+        peak, lost = _returned(reduce(sent, p), sent, backend)
+        return ops.where(lost > 0, math.nan, peak)
+    return _returned(reduce(backend.field(power), p), power, backend)
+
+
+def _returned(reduced: Array, sent: Array, backend: Backend) -> Array:
+    """What reduce= gave back, if it can be what it should."""
+    known = backend.norms("reduce=", reduced)
+    if known.shape != sent.shape:
+        raise ValueError(f"reduce= must return an array shaped like the one that it got, {sent.shape}; got {known.shape}")
+    if (known < 0).any():
+        raise ValueError(f"reduce= must return powers, which are not negative; got {reduced!r}")
+    return known[()]
 
 
 def given(opened: Gradients, norm: Array, scope: str) -> Measured:
     """The norm that the caller knows already."""
     sizes = shaped(opened.backend.sizes(groups_of(opened, scope)), scope)
-    known = opened.backend.norms(norm)
+    known = opened.backend.norms("norm=", norm)
     if known.shape != sizes.shape:
         raise ValueError(f"norm= must have the shape {sizes.shape} of scope {scope!r}; got {known.shape}")
     if (known < 0).any():

@@ -44,6 +44,10 @@ class Rule:
         """((low, high), state): the least and the largest norm allowed, and the state for the next step."""
         raise NotImplementedError
 
+    def passed(self, state: State) -> State:
+        """The state after a step that was taken though its norm was not finite, and so is not taken in."""
+        return state
+
     def allowed_scopes(self) -> tuple[str, ...]:
         """The scopes that this rule can serve, its default first."""
         return self.scopes
@@ -80,6 +84,8 @@ def as_float(value: Any) -> float:
 def at(name: str, value: Threshold, step: Array, ops: Any) -> Threshold:
     """The threshold in force at this step, a float wherever its value can be known."""
     value = ops.scalar(value(step) if callable(value) else value)
+    if callable(value):
+        raise TypeError(f"{name} at step {step} is a function, {value!r}: a schedule gives a number")
     return as_float(value) if known(name, value) else value
 
 
@@ -100,7 +106,8 @@ class MaxNorm(Rule):
     Both are a number > 0 (`max_norm=inf` only measures), a 0-d array that may change between steps, or a function of the
     step. Scope "global" is `clip_grad_norm_`, "tensor" clips each by its own norm, "element" clips each value to
     ±max_norm (a complex one by its modulus). `like` takes the arithmetic of another framework's function, see
-    `conventions.CONVENTIONS`; its scope is that function's.
+    `conventions.CONVENTIONS`; its scope is that function's. A schedule counts calls, less those skipped or raised.
+    A gradient raised beyond what its type can hold becomes inf.
 
     Raises TypeError or ValueError for a threshold that is no number > 0, and where min_norm > max_norm.
     Source: Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013.
@@ -122,7 +129,7 @@ class MaxNorm(Rule):
             self._check_like()
 
     def _check_like(self) -> None:
-        if self.like not in CONVENTIONS:
+        if not isinstance(self.like, str) or self.like not in CONVENTIONS:
             raise ValueError(f"like must be one of {', '.join(map(repr, CONVENTIONS))}; got {self.like!r}")
         if self.min_norm is not None:
             raise ValueError(
@@ -146,6 +153,9 @@ class MaxNorm(Rule):
         low = None if self.min_norm is None else at("min_norm", self.min_norm, step, ops)
         check_norms(low, high)
         return (0.0 if low is None else low, high), state
+
+    def passed(self, state: State) -> State:
+        return step_of(state)[1]
 
 
 @dataclass(frozen=True)
@@ -178,6 +188,9 @@ class Bounds(Rule):
         low, high = at("low", self.low, step, ops), at("high", self.high, step, ops)
         check_bounds(low, high)
         return (low, high), state
+
+    def passed(self, state: State) -> State:
+        return step_of(state)[1]
 
 
 def check_norms(low: Any, high: Any) -> None:

@@ -14,9 +14,9 @@ from . import numpy as host
 from ._protocol import Backend, Ops
 from ._tree import Rebuild, flatten, paths
 
-__all__ = ["Backend", "Gradients", "Ops", "flatten", "host", "open_gradients", "ops_for", "paths"]
+__all__ = ["Backend", "Gradients", "Ops", "flatten", "host", "open_gradients", "ops_for", "paths", "settled"]
 
-NAMES = frozenset(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
+NAMES = frozenset(module.name for module in iter_modules(__path__) if not module.name.startswith("_")) - {"native"}
 
 
 class Gradients(NamedTuple):
@@ -47,8 +47,11 @@ def open_gradients(tree: Any, *, writable: bool = False) -> Gradients:
 
     TypeError, naming the leaf, for anything but floating or complex arrays; ValueError for one that cannot be written.
     """
-    tree = list(tree) if isinstance(tree, Iterator | ValuesView) else tree
+    tree = settled(tree)
     leaves, rebuild = flatten(tree)
+    if writable:
+        same = rebuild(leaves)  # before anything is written: a container may refuse to be made anew
+        rebuild = lambda _: same  # noqa: E731
     kinds = set(map(type, leaves)) - {NoneType}
     backend = _common(kinds, leaves, tree)
     gaps = NoneType in map(type, leaves)
@@ -59,6 +62,11 @@ def open_gradients(tree: Any, *, writable: bool = False) -> Gradients:
     else:
         xs = backend.arrays(leaves, lambda k: paths(tree)[k], writable)
     return Gradients(backend, leaves, xs, gaps, rebuild, lambda: paths(tree))
+
+
+def settled(tree: Any) -> Any:
+    """The tree, an iterator as a list."""
+    return list(tree) if isinstance(tree, Iterator | ValuesView) else tree
 
 
 def ops_for(x: Any) -> Ops:

@@ -37,6 +37,12 @@ def row_powers(rows: Array, p: float, divisors: Array) -> list[Array]:
     ]
 
 
+def nonfinite(x: Array) -> tuple[int, int]:
+    """How many NaN and how many inf there are."""
+    counts = [(int(np.isnan(block).sum()), int(np.isinf(block).sum())) for block in blocks(x)]
+    return sum(nan for nan, _ in counts), sum(infinite for _, infinite in counts)
+
+
 def _magnitudes(x: Array, divisor: Any) -> Array:
     """|x| in float64, divided where a divisor is given."""
     wide = np.abs(x.astype(np.complex128 if x.dtype.kind == "c" else np.float64))

@@ -48,7 +48,7 @@ class Backend(Ops, Protocol):
         """Σ|x|^p over each group, [k]; the largest |x| for p = inf, NaN kept; 0 for an empty group.
 
         axes: one for each group, which then is one array: a power for every index along that axis, all in one vector [u]
-        (None: the array is one unit). peaks: [k], what each group is divided by first, so that no power leaves the range.
+        (None: the array is one unit). divisors: [k], what each group is divided by first, so that no power leaves the range.
         """
 
     def root(self, powers: Array, p: float, /) -> Array:
@@ -69,8 +69,8 @@ class Backend(Ops, Protocol):
     def stack(self, xs: Sequence[Array], /) -> Array:
         """Norms of one shape, along a new first axis."""
 
-    def norms(self, x: Any, /) -> Array:
-        """Norms that a caller gives, as those of `powers` are."""
+    def norms(self, name: str, x: Any, /) -> Array:
+        """Norms that a caller gives, as those of `powers` are; TypeError, with the name, for what are no numbers."""
 
     def field(self, x: Any, /) -> Array:
         """A norm, coefficient or flag as an array of the framework, for `Clipped`."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 Leaf = Any
@@ -19,23 +18,28 @@ def flatten(tree: Any) -> tuple[list[Leaf], Rebuild]:
     The containers come back as they were (subclasses too), new ones every time.
     """
     leaves: list[Leaf] = []
-    try:
-        _collect(tree, leaves)
-    except RecursionError:
-        raise ValueError("the gradients are nested too deeply, or contain themselves") from None
-    return leaves, lambda new: _refill(tree, iter(new))
+    _bounded(_collect, tree, leaves)
+    return leaves, lambda new: _bounded(_refill, tree, iter(new))
 
 
 def paths(tree: Any) -> list[str]:
     """A dotted name for every leaf, "blocks.0.weight"; the root's is ""."""
     names: list[str] = []
     _name(tree, "", names)
-    seen: Counter[str] = Counter()
+    taken: set[str] = set()
     for i, name in enumerate(names):
-        seen[name] += 1
-        if seen[name] > 1:  # {"a.b": x, "a": {"b": y}}: nobody's number may be lost
-            names[i] = f"{name}#{seen[name]}"
+        again = count(2)
+        while names[i] in taken:  # {"a.b": x, "a": {"b": y}}: nobody's number may be lost
+            names[i] = f"{name}#{next(again)}"
+        taken.add(names[i])
     return names
+
+
+def _bounded(walk: Callable[[Any, Any], Any], tree: Any, leaves: Any) -> Any:
+    try:
+        return walk(tree, leaves)
+    except RecursionError:
+        raise ValueError("the gradients are nested too deeply, or contain themselves") from None
 
 
 def _collect(node: Any, leaves: list[Leaf]) -> None:

@@ -86,3 +86,11 @@ def clamp(source: Memory, target: Memory, bounds: Array) -> Array:
         return np.zeros(0, np.uint8)
     low, high = np.ascontiguousarray(bounds.T)
     return _core.clamp(source.addresses, target.addresses, source.lengths, source.dtypes, low, high, native.threads())
+
+
+def nonfinite(memory: Memory) -> list[tuple[int, int]]:
+    """How many NaN and how many inf there are in each of the arrays that are held."""
+    if not memory.held.any():
+        return []
+    nan, infinite = _core.count_nonfinite(*memory.only(memory.held), native.threads())
+    return list(zip(nan.tolist(), infinite.tolist(), strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, cached_property
+from functools import cache
 from itertools import chain, compress, islice
 from operator import attrgetter
 from typing import Any
@@ -51,9 +51,12 @@ def stack(xs: Sequence[Array]) -> Array:
     return np.stack(xs)
 
 
-def norms(x: Any) -> Array:
+def norms(name: str, x: Any) -> Array:
     """Norms that the caller gives, as this backend's own."""
-    return np.asarray(x, np.float64)
+    given = np.asarray(x)
+    if (given.dtype.kind not in "iuf" and not _accepted(given.dtype)) or given.dtype.kind == "c":
+        raise TypeError(f"{name} must be real numbers; got {x!r}")
+    return given.astype(np.float64)
 
 
 def field(x: Any) -> Array:
@@ -61,23 +64,22 @@ def field(x: Any) -> Array:
 
 
 class Arrays(list[Array]):
-    """Arrays that know where they lie: asked for once, and not at every step of a call."""
+    """Arrays that know where they lie, and which of them lie where an earlier one does."""
 
-    writable = False
-
-    @cached_property
-    def memory(self) -> native.Memory:
-        return native.open_buffers(self, self.writable)
+    def __init__(self, xs: Iterable[Array], writable: bool = False) -> None:
+        super().__init__(xs)
+        self.memory = native.open_buffers(self, writable)
+        self.again = [False] * len(self)
 
 
 def arrays(leaves: Sequence[Any], path: Callable[[int], str], writable: bool) -> list[Array]:
-    xs = Arrays(
+    opened = (
         leaf if type(leaf) is np.ndarray and _accepted(leaf.dtype) else _opened(leaf, i, path, writable)
         for i, leaf in enumerate(leaves)
     )
-    xs.writable = writable
+    xs = Arrays(opened, writable)
     if writable:
-        _check_writable(xs, path)
+        xs.again = _writable_once(xs, path)
     return xs
 
 
@@ -100,26 +102,22 @@ def _opened(leaf: Any, i: int, path: Callable[[int], str], writable: bool) -> Ar
     return x
 
 
-def _check_writable(xs: Arrays, path: Callable[[int], str]) -> None:
-    opened = memory(xs)
-    for i in np.flatnonzero(~opened.held).tolist():
+def _writable_once(xs: Arrays, path: Callable[[int], str]) -> list[bool]:
+    """Which arrays are an earlier one's memory; ValueError for what cannot be written, or only in part apart."""
+    starts, stops = xs.memory.bounds()
+    for i in np.flatnonzero(~xs.memory.held).tolist():
         if not xs[i].flags.writeable:
             raise ValueError(f"{_said(path(i))} is read-only: use clip(), or pass a copy")
         if overlaps_itself(xs[i]):
-            raise ValueError(f"{_said(path(i))} reaches one element by two indices: use clip(), or pass a copy")
-    _, shared = _repeats(xs, opened)
+            raise ValueError(f"{_said(path(i))} may reach one element by two indices: use clip(), or pass a copy")
+        starts[i], stops[i] = bounds(xs[i])
+    again, shared = repeats(xs, starts, stops)
     if shared is not None:
         raise ValueError(
             f"{_said(path(shared[0]))} and {_said(path(shared[1]))} share a part of their memory, which would be "
             "scaled twice: pass copies, or use clip()"
         )
-
-
-def _repeats(xs: Sequence[Array], opened: native.Memory) -> tuple[list[bool], tuple[int, int] | None]:
-    starts, stops = opened.bounds()
-    for i in np.flatnonzero(~opened.held).tolist():
-        starts[i], stops[i] = bounds(xs[i])
-    return repeats(xs, starts, stops)
+    return again
 
 
 def _said(path: str) -> str:
@@ -136,13 +134,15 @@ def memory(xs: Sequence[Array], writable: bool = False) -> native.Memory:
     return xs.memory if isinstance(xs, Arrays) else native.open_buffers(list(xs), writable)
 
 
-def powers(groups: Sequence[Sequence[Array]], p: float, axes: Sequence[int | None] | None = None, peaks: Array = None) -> Array:
+def powers(
+    groups: Sequence[Sequence[Array]], p: float, axes: Sequence[int | None] | None = None, divisors: Array = None
+) -> Array:
     with np.errstate(all="ignore"):
         if axes is not None:
-            return _unit_powers(groups, p, axes, peaks)
+            return _unit_powers(groups, p, axes, divisors)
         xs = groups[0] if len(groups) == 1 else Arrays(chain.from_iterable(groups))
-        divisors = None if peaks is None else np.repeat(peaks, [len(group) for group in groups])
-        partials, counts = _partials(xs, p, divisors)
+        each_divisor = None if divisors is None else np.repeat(divisors, [len(group) for group in groups])
+        partials, counts = _partials(xs, p, each_divisor)
         join = _peak if p == math.inf else _sum
         if len(groups) == 1:
             return np.array([join(partials)])
@@ -172,14 +172,14 @@ def _partial(block: Array, p: float, divisor: float | None) -> float:
     return direct[0] if direct else _blocks.power(block, p, divisor)
 
 
-def _unit_powers(groups: Sequence[Sequence[Array]], p: float, axes: Sequence[int | None], peaks: Array) -> Array:
+def _unit_powers(groups: Sequence[Sequence[Array]], p: float, axes: Sequence[int | None], divisors: Array) -> Array:
     found: list[Array] = [np.zeros(0)]
     first = 0
     for (x,), axis in zip(groups, axes, strict=True):
         rows = _blocks.units(x, axis)
-        divisors = None if peaks is None else np.ascontiguousarray(peaks[first : first + len(rows)])
-        direct = native.unit_powers(rows, p, divisors)
-        found += _blocks.row_powers(rows, p, divisors) if direct is None else [direct]
+        by = None if divisors is None else np.ascontiguousarray(divisors[first : first + len(rows)])
+        direct = native.unit_powers(rows, p, by)
+        found += _blocks.row_powers(rows, p, by) if direct is None else [direct]
         first += len(rows)
     return np.concatenate(found)
 
@@ -216,7 +216,9 @@ def is_complex(x: Array) -> bool:
 
 
 def nonfinite(xs: Sequence[Array]) -> list[tuple[int, int]]:
-    return [(int(np.isnan(x).sum()), int(np.isinf(x).sum())) for x in xs]
+    opened = memory(xs)
+    direct = iter(native.nonfinite(opened))
+    return [next(direct) if held else _blocks.nonfinite(x) for x, held in zip(xs, opened.held.tolist(), strict=True)]
 
 
 def working(xs: Sequence[Array], norm: Array) -> Array:
@@ -232,35 +234,32 @@ def widened(coef: Array, norm: Array) -> Array:
 
 def scale(xs: Sequence[Array], coefs: Sequence[float]) -> list[Array]:
     out = [x if coef == 1 else _empty(x) for x, coef in zip(xs, coefs, strict=True)]
-    _scale_into(*_without_ones(xs, coefs, out))
+    picked, factors = _picked(xs, coefs, [coef != 1 for coef in coefs])
+    _scale_into(picked, factors, [y for y, coef in zip(out, coefs, strict=True) if coef != 1])
     return out
 
 
 def scale_(xs: Sequence[Array], coefs: Sequence[float]) -> list[Array]:
-    picked, factors, _ = _without_ones(xs, coefs, xs)
+    again = xs.again if isinstance(xs, Arrays) else [False] * len(xs)
+    picked, factors = _picked(xs, coefs, [coef != 1 and not done for coef, done in zip(coefs, again, strict=True)])
     _scale_into(picked, factors, picked)
     return list(xs)
 
 
-def _without_ones(*columns: Sequence[Any]) -> Sequence[Sequence[Any]]:
-    """The columns xs, coefs, out, less the rows in which nothing is to be done."""
-    coefs = columns[1]
-    if 1 not in coefs:
-        return columns
-    keep = [coef != 1 for coef in coefs]
-    return [list(compress(column, keep)) for column in columns]
+def _picked(xs: Sequence[Array], coefs: Sequence[float], keep: list[bool]) -> tuple[Sequence[Array], Sequence[float]]:
+    """Those to keep; all of them as they came, with what they know of their memory."""
+    return (xs, coefs) if all(keep) else (list(compress(xs, keep)), list(compress(coefs, keep)))
 
 
 def _scale_into(xs: Sequence[Array], coefs: Sequence[float], ys: Sequence[Array]) -> None:
-    """Writes x · coef into every y, and to memory that comes twice once."""
+    """Writes x · coef into every y."""
     if not xs:
         return
     targets = memory(ys, True)
     sources = targets if ys is xs else memory(xs)
-    again = np.array(_repeats(ys, targets)[0])
-    direct = sources.held & targets.held & ~again
+    direct = sources.held & targets.held
     native.scale(sources.only(direct), targets.only(direct), np.array(coefs, np.float64)[direct])
-    for i in np.flatnonzero(~direct & ~again).tolist():
+    for i in np.flatnonzero(~direct).tolist():
         _blocks.scaled(xs[i], coefs[i], ys[i])
 
 
@@ -278,8 +277,10 @@ def clamp(xs: Sequence[Array], low: float, high: float, peaks: Array) -> tuple[l
 
 
 def clamp_(xs: Sequence[Array], low: float, high: float, peaks: Array) -> tuple[list[Array], bool]:
+    again = xs.again if isinstance(xs, Arrays) else [False] * len(xs)
     doubtful = _doubtful(xs, low, high, peaks)
-    return list(xs), any(_clamp_into([(x, x) for x, doubt in zip(xs, doubtful, strict=True) if doubt], low, high))
+    work = [(x, x) for x, doubt, done in zip(xs, doubtful, again, strict=True) if doubt and not done]
+    return list(xs), any(_clamp_into(work, low, high))
 
 
 def _doubtful(xs: Sequence[Array], low: float, high: float, peaks: Array) -> list[bool]:

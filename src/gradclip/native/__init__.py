@@ -8,6 +8,7 @@ import os
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 available = find_spec(f"{__name__}._core") is not None
 if available:
@@ -21,38 +22,36 @@ def core() -> str:
     return _core.cpu() if available else "none"
 
 
+MOST = 1024
 _chosen: int | None = None
 
 
 def set_threads(n: int | None) -> None:
     """Let the core use n threads; None goes back to the environment's choice."""
     global _chosen
-    _chosen = None if n is None else _at_least_one("n", n)
+    _chosen = None if n is None else _count("n", n)
 
 
 def threads() -> int:
     """set_threads, else GRADCLIP_NUM_THREADS, else OMP_NUM_THREADS, else as many CPUs as this process may use."""
     if _chosen is not None:
         return _chosen
-    for name in ("GRADCLIP_NUM_THREADS", "OMP_NUM_THREADS"):
-        if text := os.environ.get(name, "").strip():
-            return _from_environment(name, text)
+    if text := os.environ.get("GRADCLIP_NUM_THREADS", "").strip():
+        return _count("GRADCLIP_NUM_THREADS", int(text) if text.isdecimal() else text)
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # OpenMP: one number per level
+    if first.isdecimal() and 0 < int(first) <= MOST:
+        return int(first)
     return max(1, min(_affinity(), _quota()))
 
 
-def _at_least_one(name: str, n: int) -> int:
+def _count(name: str, n: Any) -> int:
     try:
         count = operator.index(n)
     except TypeError:
         count = 0
-    if count < 1 or isinstance(n, bool):
-        raise ValueError(f"{name} must be an integer of at least 1, not {n!r}")
+    if not 1 <= count <= MOST or isinstance(n, bool):
+        raise ValueError(f"{name} must be an integer from 1 to {MOST}, not {n!r}")
     return count
-
-
-def _from_environment(name: str, text: str) -> int:
-    first = text.split(",")[0].strip() if name == "OMP_NUM_THREADS" else text  # OpenMP: one number per level
-    return _at_least_one(name, int(first) if first.isascii() and first.isdigit() else text)  # type: ignore[arg-type]
 
 
 def _affinity() -> int:
