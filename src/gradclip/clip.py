@@ -252,7 +252,7 @@ def _norms(step: Step) -> Clipped:
     new = step.opened.arrays()
     for factor in factors:
         new = step.write.scale(new, _each(step.opened, factor))
-    return step.result(new, coef, clipped=any(c != 1 for c in _each(step.opened, coef)))
+    return step.result(new, coef, clipped=bool(set(_each(step.opened, coef)) - {1}))
 
 
 def _elements(step: Step) -> Clipped:

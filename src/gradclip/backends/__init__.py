@@ -52,9 +52,9 @@ def open_gradients(tree: Any, *, writable: bool = False) -> Gradients:
     if writable:
         same = rebuild(leaves)  # before anything is written: a container may refuse to be made anew
         rebuild = lambda _: same  # noqa: E731
-    kinds = set(map(type, leaves)) - {NoneType}
-    backend = _common(kinds, leaves, tree)
-    gaps = NoneType in map(type, leaves)
+    kinds = set(map(type, leaves))
+    gaps = NoneType in kinds
+    backend = _common(kinds - {NoneType}, leaves, tree)
     if gaps:
         present = [i for i, leaf in enumerate(leaves) if leaf is not None]
         opened = iter(backend.arrays([leaves[i] for i in present], lambda k: paths(tree)[present[k]], writable))

@@ -38,7 +38,7 @@ def same_memory(x: Array, y: Array) -> bool:
 def repeats(xs: Sequence[Array], starts: Array, stops: Array) -> tuple[list[bool], tuple[int, int] | None]:
     """For each array: is its memory an earlier one's? And the first pair that shares only a part of its memory."""
     again = [False] * len(xs)
-    order = np.argsort(starts, kind="stable")
+    order = np.argsort(starts)
     if not (starts[order[1:]] < stops[order[:-1]]).any():
         return again, None
     spans = sorted(Span(int(starts[i]), int(stops[i]), i) for i, x in enumerate(xs) if x.size)

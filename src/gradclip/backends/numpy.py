@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import chain, compress, islice
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -73,11 +72,9 @@ class Arrays(list[Array]):
 
 
 def arrays(leaves: Sequence[Any], path: Callable[[int], str], writable: bool) -> list[Array]:
-    opened = (
-        leaf if type(leaf) is np.ndarray and _accepted(leaf.dtype) else _opened(leaf, i, path, writable)
-        for i, leaf in enumerate(leaves)
-    )
-    xs = Arrays(opened, writable)
+    xs = Arrays(leaves, writable)
+    if set(map(type, leaves)) != {np.ndarray} or not xs.memory.whole:  # what the core could open needs no second look
+        xs = Arrays([_opened(leaf, i, path, writable) for i, leaf in enumerate(leaves)], writable)
     if writable:
         xs.again = _writable_once(xs, path)
     return xs
@@ -94,7 +91,7 @@ def _opened(leaf: Any, i: int, path: Callable[[int], str], writable: bool) -> Ar
             raise TypeError(f"{_said(path(i))} is a {type(leaf).__name__}, which cannot be written: use clip()")
         x = np.asarray(leaf)
     elif type(leaf) in (np.ndarray, np.memmap):
-        x = leaf.view(np.ndarray)
+        x = leaf if type(leaf) is np.ndarray else leaf.view(np.ndarray)
     else:
         raise TypeError(f"{_said(path(i))} is a {type(leaf).__name__}: pass a plain array, numpy.asarray(x)")
     if not _accepted(x.dtype):
@@ -155,9 +152,9 @@ def _partials(xs: Sequence[Array], p: float, divisors: Array) -> tuple[list[floa
     """The power of every block of every array, and how many blocks each array has."""
     opened = memory(xs)
     direct = iter(native.powers(opened, p, divisors))
-    counts = [-(-x.size // BLOCK) for x in xs]
     if opened.whole:
-        return list(direct), counts
+        return list(direct), (-(-opened.lengths // BLOCK)).tolist()
+    counts = [-(-x.size // BLOCK) for x in xs]
     found: list[float] = []
     for i, x in enumerate(xs):
         by = None if divisors is None else divisors[i]
@@ -208,7 +205,13 @@ def peak(peaks: Array) -> Array:
 
 
 def sizes(groups: Sequence[Sequence[Array]]) -> Array:
-    return np.array([sum(map(attrgetter("size"), group)) for group in groups], np.float64)
+    return np.array([_size(group) for group in groups], np.float64)
+
+
+def _size(group: Sequence[Array]) -> int:
+    if isinstance(group, Arrays) and group.memory.whole:
+        return int(group.memory.lengths.sum())
+    return sum(x.size for x in group)
 
 
 def is_complex(x: Array) -> bool:
@@ -234,21 +237,22 @@ def widened(coef: Array, norm: Array) -> Array:
 
 def scale(xs: Sequence[Array], coefs: Sequence[float]) -> list[Array]:
     out = [x if coef == 1 else _empty(x) for x, coef in zip(xs, coefs, strict=True)]
-    picked, factors = _picked(xs, coefs, [coef != 1 for coef in coefs])
-    _scale_into(picked, factors, [y for y, coef in zip(out, coefs, strict=True) if coef != 1])
+    if 1 in coefs:
+        keep = [coef != 1 for coef in coefs]
+        _scale_into(list(compress(xs, keep)), list(compress(coefs, keep)), list(compress(out, keep)))
+    else:
+        _scale_into(xs, coefs, out)
     return out
 
 
 def scale_(xs: Sequence[Array], coefs: Sequence[float]) -> list[Array]:
     again = xs.again if isinstance(xs, Arrays) else [False] * len(xs)
-    picked, factors = _picked(xs, coefs, [coef != 1 and not done for coef, done in zip(coefs, again, strict=True)])
+    picked, factors = xs, coefs
+    if 1 in coefs or True in again:
+        keep = [coef != 1 and not done for coef, done in zip(coefs, again, strict=True)]
+        picked, factors = list(compress(xs, keep)), list(compress(coefs, keep))
     _scale_into(picked, factors, picked)
     return list(xs)
-
-
-def _picked(xs: Sequence[Array], coefs: Sequence[float], keep: list[bool]) -> tuple[Sequence[Array], Sequence[float]]:
-    """Those to keep; all of them as they came, with what they know of their memory."""
-    return (xs, coefs) if all(keep) else (list(compress(xs, keep)), list(compress(coefs, keep)))
 
 
 def _scale_into(xs: Sequence[Array], coefs: Sequence[float], ys: Sequence[Array]) -> None:

@@ -74,10 +74,12 @@ def small() -> list[Array]:
     return [normal(size).reshape(shape) for shape in ((64, 64), (64,)) for size in [int(np.prod(shape))] * 500]
 
 
-def by_norm_in_place(grads: list[Array]) -> None:
+def by_norms(grads: list[Array], max_norm: float) -> list[Array]:
+    clipped = []
     for grad in grads:
         norm = np.sqrt(np.sum(np.square(grad)))
-        grad *= np.float32(0.999999) if norm > 0 else np.float32(1)
+        clipped.append(grad * (max_norm / norm) if norm > max_norm else grad)
+    return clipped
 
 
 def small_measured() -> Row:
@@ -96,9 +98,9 @@ def small_clipped() -> Row:
     limit = shrinking(float(gradclip.norm(xs)))
     return Row(
         "1000 small float32 clipped, in place",
-        "the same loop, and g *= coef",
+        "the same loop, and g * coef",
         lambda: gradclip.clip_(xs, gradclip.MaxNorm(next(limit))),
-        lambda: by_norm_in_place(ys),
+        lambda: by_norms(ys, 0.1),
         at_least=3,
     )
 
