@@ -13,9 +13,9 @@ from hypothesis.extra import numpy as hnp
 
 import gradclip
 from gradclip import MaxNorm, clip
-from gradclip.backends import host
+from gradclip.backends import _blocks, host
 
-BLOCK = host.BLOCK
+BLOCK = _blocks.BLOCK
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 SIZE = 200_003
 
@@ -239,7 +239,7 @@ def test_a_split_over_processes_is_no_split(tree, side, p):
     def reduce(power, p):
         if p == inf:
             return np.maximum(power, [float(gradclip.norm(theirs, inf)), 0.0])
-        return power + host.powers([theirs], p)[0]
+        return power + host.powers(theirs, [len(theirs)], p)[0]
 
     assume(float(gradclip.norm(tree, 2)) > 1e-100 or not tree)
     alone = clip(ours, MaxNorm(1.0), p=p, reduce=reduce).norm
@@ -265,16 +265,16 @@ def test_norms_per_unit():
     for axis in (0, 1, 2, -1):
         moved = np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1).astype(np.float64)
         for p in (1, 2, 3):
-            assert host.powers([[x]], p, [axis]) == pytest.approx((np.abs(moved) ** p).sum(axis=1), rel=1e-14)
-        assert host.powers([[x]], inf, [axis]).tolist() == moved.max(axis=1).tolist()
+            assert host.unit_powers([x], [axis], p) == pytest.approx((np.abs(moved) ** p).sum(axis=1), rel=1e-14)
+        assert host.unit_powers([x], [axis], inf).tolist() == moved.max(axis=1).tolist()
     for empty in (np.zeros((0, 3)), np.zeros((3, 0)), np.zeros((2, 0, 3))):
-        assert host.powers([[empty]], 2, [0]).tolist() == [0.0] * len(empty)
-        assert host.powers([[empty]], inf, [0]).tolist() == [0.0] * len(empty)
-    assert np.isnan(host.powers([[np.float32([[1, math.nan], [3, 4]])]], inf, [0])).tolist() == [True, False]
-    both = host.powers([[x], [np.float32([3, 4])], [np.float32(2)]], 2, [0, None, None])
-    assert both.tolist() == [*host.powers([[x]], 2, [0]), 25, 4]
-    assert host.powers([[x]], 2, [0], np.array([2.0, 4.0])) == pytest.approx(host.powers([[x]], 2, [0]) / [4, 16])
-    assert host.powers([], 2, []).shape == (0,)
+        assert host.unit_powers([empty], [0], 2).tolist() == [0.0] * len(empty)
+        assert host.unit_powers([empty], [0], inf).tolist() == [0.0] * len(empty)
+    assert np.isnan(host.unit_powers([np.float32([[1, math.nan], [3, 4]])], [0], inf)).tolist() == [True, False]
+    both = host.unit_powers([x, np.float32([3, 4]), np.float32(2)], [0, None, None], 2)
+    assert both.tolist() == [*host.unit_powers([x], [0], 2), 25, 4]
+    assert host.unit_powers([x], [0], 2, np.array([2.0, 4.0])) == pytest.approx(host.unit_powers([x], [0], 2) / [4, 16])
+    assert host.unit_powers([], [], 2).shape == (0,)
 
 
 def test_memory_stays_flat():

@@ -6,7 +6,8 @@ import math
 from typing import Any, NamedTuple
 
 from .backends import flatten, host, settled
-from .clip import clip, init, resolve
+from .call import resolve
+from .clip import clip, init
 from .clipped import Clipped
 from .rules import Rule, State
 

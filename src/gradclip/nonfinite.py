@@ -27,9 +27,10 @@ def _cause(opened: Gradients, norm: Any) -> str:
     names = [path for path, x in zip(opened.paths(), opened.xs, strict=True) if x is not None]
     arrays = opened.arrays()
     counts = opened.backend.nonfinite(arrays)
+    sizes = opened.backend.sizes(arrays, [1] * len(arrays))
     found = [
-        f"{path or 'the gradient'} ({_counted(nan, inf)} of {x.size})"
-        for path, x, (nan, inf) in zip(names, arrays, counts, strict=True)
+        f"{path or 'the gradient'} ({_counted(nan, inf)} of {int(size)})"
+        for path, size, (nan, inf) in zip(names, sizes, counts, strict=True)
         if nan or inf
     ]
     if not found:

@@ -24,8 +24,8 @@ class Measured(NamedTuple):
     """What a rule may look at: 0-d for the scopes "global" and "element", [n] for "tensor"."""
 
     norm: Array
-    weights: Array | None  # the norm of the weights, for rules that ask for it
-    size: Array  # how many elements the norm was taken over
+    weights: Array | None = None  # the norm of the weights, for rules that ask for it
+    size: Array | None = None  # how many elements the norm was taken over, likewise
     peaks: Array | None = None  # [n] the largest |g| of every array, in the scope "element"
 
 
@@ -34,6 +34,7 @@ class Rule:
 
     scopes: ClassVar[tuple[str, ...]] = ("global", "tensor")  # the first is the default
     needs_weights: ClassVar[bool] = False
+    needs_size: ClassVar[bool] = False
     signed: ClassVar[bool] = False  # in the scope "element": the bound is one of values, not of their modulus
 
     def init(self, zero: Array) -> State:

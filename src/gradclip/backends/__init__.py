@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, ValuesView
-from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from types import NoneType
@@ -14,9 +13,12 @@ from . import numpy as host
 from ._protocol import Backend, Ops
 from ._tree import Rebuild, flatten, paths
 
-__all__ = ["Backend", "Gradients", "Ops", "flatten", "host", "open_gradients", "ops_for", "paths", "settled"]
+__all__ = ["Backend", "Gradients", "Ops", "flatten", "host", "on_host", "open_gradients", "ops_for", "paths", "settled"]
 
 NAMES = frozenset(module.name for module in iter_modules(__path__) if not module.name.startswith("_")) - {"native"}
+
+_found: dict[type, str | None] = {}
+_loaded: dict[str, Backend] = {}
 
 
 class Gradients(NamedTuple):
@@ -69,6 +71,11 @@ def settled(tree: Any) -> Any:
     return list(tree) if isinstance(tree, Iterator | ValuesView) else tree
 
 
+def on_host(x: Any) -> bool:
+    """Is it a NumPy number, whose value can be looked at?"""
+    return isinstance(x, host.HOST)
+
+
 def ops_for(x: Any) -> Ops:
     """The operations for norms of this kind."""
     kind: type = type(x)
@@ -89,9 +96,15 @@ def _common(kinds: set[type], leaves: list[Any], tree: Any) -> Backend:
     return _module(next((name for name in names.values() if name), "numpy"))
 
 
-@cache
 def _name(kind: type) -> str | None:
-    """The backend's name: the first package among the type's bases that has one."""
+    """The backend's name, looked up once for every type; in a dict, which tracers follow, unlike `functools.cache`."""
+    if kind not in _found:
+        _found[kind] = _search(kind)
+    return _found[kind]
+
+
+def _search(kind: type) -> str | None:
+    """The first package among the type's bases that has a backend."""
     if issubclass(kind, int):  # bool too: refused as NumPy's integers are
         return "numpy"
     roots = (base.__module__.partition(".")[0] for base in kind.__mro__)
@@ -99,9 +112,18 @@ def _name(kind: type) -> str | None:
     return next((root for root in roots if root in NAMES), builtin)
 
 
-@cache
 def _module(name: str) -> Backend:
-    return cast(Backend, import_module(f"{__name__}.{name}"))
+    if name == "torch":
+        return _torch()
+    if name not in _loaded:
+        _loaded[name] = cast(Backend, import_module(f"{__name__}.{name}"))
+    return _loaded[name]
+
+
+def _torch() -> Backend:
+    from . import torch  # torch.compile follows the statement, not import_module
+
+    return cast(Backend, torch)
 
 
 def _unknown(leaf: Any, path: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,12 +35,37 @@ def same_memory(x: Array, y: Array) -> bool:
     return (_dense(x) and _dense(y)) or (x.shape == y.shape and x.strides == y.strides)
 
 
-def repeats(xs: Sequence[Array], starts: Array, stops: Array) -> tuple[list[bool], tuple[int, int] | None]:
-    """For each array: is its memory an earlier one's? And the first pair that shares only a part of its memory."""
-    again = [False] * len(xs)
+def written_once(
+    count: int, array: Callable[[int], Array], starts: Array, stops: Array, apart: Array, path: Callable[[int], str]
+) -> list[bool]:
+    """For each array: is its memory an earlier one's? ValueError for what shares only a part of it, or reaches itself twice.
+
+    array(i): a NumPy array on that memory. starts, stops: where arrays lie, for those that are dense; apart: the others.
+    """
+    for i in np.flatnonzero(apart).tolist():
+        if overlaps_itself(array(i)):
+            raise ValueError(f"{said(path(i))} may reach one element by two indices: use clip(), or pass a copy")
+        starts[i], stops[i] = bounds(array(i))
     order = np.argsort(starts)
     if not (starts[order[1:]] < stops[order[:-1]]).any():
-        return again, None
+        return [False] * count
+    again, shared = _repeats([array(i) for i in range(count)], starts, stops)
+    if shared is not None:
+        raise ValueError(
+            f"{said(path(shared[0]))} and {said(path(shared[1]))} share a part of their memory, which would be "
+            "scaled twice: pass copies, or use clip()"
+        )
+    return again
+
+
+def said(path: str) -> str:
+    """A leaf's name in a message."""
+    return repr(path) if path else "the gradient"
+
+
+def _repeats(xs: Sequence[Array], starts: Array, stops: Array) -> tuple[list[bool], tuple[int, int] | None]:
+    """Which arrays are an earlier one's memory, and the first pair that shares only a part of it."""
+    again = [False] * len(xs)
     spans = sorted(Span(int(starts[i]), int(stops[i]), i) for i, x in enumerate(xs) if x.size)
     open_spans: list[Span] = []
     for span in spans:

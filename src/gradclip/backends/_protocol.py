@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 Array = Any
@@ -15,6 +16,14 @@ class Ops(Protocol):
     def abs(self, x: Array, /) -> Array: ...
     def floor(self, x: Array, /) -> Array: ...
     def isfinite(self, x: Array, /) -> Array: ...
+    def any(self, x: Array, /) -> Array: ...
+    def all(self, x: Array, /) -> Array: ...
+    def choose(self, condition: Array, yes: Callable[[], Array], no: Callable[[], Array], /) -> Array:
+        """One of two ways to compute a norm; both, where the framework cannot choose by a value."""
+
+    def like(self, x: Array, value: Any, /) -> Array:
+        """The value, shaped like x."""
+
     def total(self, x: Array, /) -> Array:
         """The sum of all entries, 0-d."""
 
@@ -37,19 +46,30 @@ class Backend(Ops, Protocol):
     def restore(self, x: Array, leaf: Any, /) -> Any:
         """An array as the kind of object that the leaf was."""
 
-    def powers(
-        self,
-        groups: Sequence[Sequence[Array]],
-        p: float,
-        axes: Sequence[int | None] | None = None,
-        peaks: Array = None,
-        /,
-    ) -> Array:
-        """Σ|x|^p over each group, [k]; the largest |x| for p = inf, NaN kept; 0 for an empty group.
+    def powers(self, xs: Sequence[Array], counts: Sequence[int], p: float, divisors: Array = None, /) -> Array:
+        """Σ|x|^p of each group, [k]; the largest |x| for p = inf, NaN kept; 0 for an empty group.
 
-        axes: one for each group, which then is one array: a power for every index along that axis, all in one vector [u]
-        (None: the array is one unit). divisors: [k], what each group is divided by first, so that no power leaves the range.
+        counts: how many of the arrays, in order, each group has. divisors: [k], what each group is divided by first, so that
+        no power leaves the range. Float64 on the host; the framework's own where no value may be looked at now.
         """
+
+    def unit_powers(self, xs: Sequence[Array], axes: Sequence[int | None], p: float, divisors: Array = None, /) -> Array:
+        """The same for every index along an axis of each array, all in one vector [u]; None: the array is one unit."""
+
+    def fits(self, xs: Sequence[Array], p: float, /) -> bool:
+        """Is it known that no power of a finite value leaves the range?"""
+
+    def lost(self, powers: Array, p: float, /) -> Array:
+        """Which powers may have left the range, and so lost digits."""
+
+    def known(self, x: Array, /) -> Array | None:
+        """A norm as NumPy float64, read from its device; None where it has no value yet, or a derivative to keep."""
+
+    def truth(self, flag: Array, /) -> bool | None:
+        """A flag's value; None where it has none yet."""
+
+    def quiet(self) -> AbstractContextManager[Any]:
+        """A context in which norms that are not finite warn of nothing."""
 
     def root(self, powers: Array, p: float, /) -> Array:
         """powers ** (1 / p); the powers themselves for p = inf."""
@@ -57,7 +77,7 @@ class Backend(Ops, Protocol):
     def peak(self, peaks: Array, /) -> Array:
         """The largest of all, 0-d; NaN where there is one, 0 of none."""
 
-    def sizes(self, groups: Sequence[Sequence[Array]], /) -> Array:
+    def sizes(self, xs: Sequence[Array], counts: Sequence[int], /) -> Array:
         """The number of elements of each group, [k]."""
 
     def is_complex(self, x: Array, /) -> bool:
@@ -69,11 +89,14 @@ class Backend(Ops, Protocol):
     def stack(self, xs: Sequence[Array], /) -> Array:
         """Norms of one shape, along a new first axis."""
 
+    def unstack(self, x: Array, /) -> list[Array]:
+        """The entries of [k], each 0-d."""
+
     def norms(self, name: str, x: Any, /) -> Array:
         """Norms that a caller gives, as those of `powers` are; TypeError, with the name, for what are no numbers."""
 
-    def field(self, x: Any, /) -> Array:
-        """A norm, coefficient or flag as an array of the framework, for `Clipped`."""
+    def field(self, x: Any, xs: Sequence[Array], /) -> Array:
+        """A norm, coefficient or flag as an array of the framework, on the device of the gradients xs, for `Clipped`."""
 
     def working(self, xs: Sequence[Array], norm: Array, /) -> Array:
         """The norm in the precision that a framework would compute its coefficient in, at least 1-d."""
@@ -87,13 +110,13 @@ class Backend(Ops, Protocol):
     def scale_(self, xs: Sequence[Array], coefs: Sequence[Any], /) -> list[Array]:
         """The same, written into x; every stretch of memory once."""
 
-    def clamp(self, xs: Sequence[Array], low: Any, high: Any, peaks: Array, /) -> tuple[list[Array], bool]:
+    def clamp(self, xs: Sequence[Array], low: Any, high: Any, peaks: Array | None, /) -> tuple[list[Array], Any]:
         """low ≤ x ≤ high, NaN kept, |x| ≤ high for complex x; did anything change? The very same array where it did not.
 
-        peaks: the largest |x| of each, which spares those that lie inside another look.
+        peaks: the largest |x| of each, where it is known, which spares those that lie inside another look.
         """
 
-    def clamp_(self, xs: Sequence[Array], low: Any, high: Any, peaks: Array, /) -> tuple[list[Array], bool]:
+    def clamp_(self, xs: Sequence[Array], low: Any, high: Any, peaks: Array | None, /) -> tuple[list[Array], Any]:
         """The same, written into x."""
 
     def zeros(self, xs: Sequence[Array], /) -> list[Array]:
@@ -101,3 +124,9 @@ class Backend(Ops, Protocol):
 
     def zero_(self, xs: Sequence[Array], /) -> list[Array]:
         """Zeros written into x, whatever it held."""
+
+    def keep(self, xs: Sequence[Array], finite: Array, /) -> list[Array]:
+        """x where the flag is set, else zeros, whatever it held."""
+
+    def keep_(self, xs: Sequence[Array], finite: Array, /) -> list[Array]:
+        """The same, written into x."""

@@ -75,6 +75,8 @@ def _refill(node: Any, leaves: Iterator[Leaf]) -> Any:
 
 
 def _refill_dict(node: dict[Any, Any], leaves: Iterator[Leaf]) -> dict[Any, Any]:
+    if type(node) is dict:
+        return {key: _refill(child, leaves) for key, child in node.items()}
     filled = copy.copy(node)
     for key, child in node.items():
         filled[key] = _refill(child, leaves)

@@ -25,6 +25,12 @@ class Memory(NamedTuple):
     addresses: Array
     lengths: Array
     dtypes: Array
+    most: int = native.MOST  # threads that may work on it
+
+    @property
+    def threads(self) -> int:
+        """How many threads work on it."""
+        return min(self.most, native.threads())
 
     @property
     def held(self) -> Array:
@@ -43,7 +49,7 @@ class Memory(NamedTuple):
 
     def only(self, which: Array) -> Memory:
         """Some of the arrays."""
-        return Memory(self.addresses[which], self.lengths[which], self.dtypes[which])
+        return Memory(self.addresses[which], self.lengths[which], self.dtypes[which], self.most)
 
 
 def open_buffers(xs: list[Array], writable: bool) -> Memory:
@@ -54,13 +60,18 @@ def open_buffers(xs: list[Array], writable: bool) -> Memory:
     return Memory(none.astype(np.uint64), none, np.full(len(xs), NOT_HELD, np.uint8))
 
 
+def plain(addresses: Array, lengths: Array, dtypes: Array, most: int) -> Memory:
+    """The memory of a framework's arrays; without the core there is none that it could reach."""
+    return Memory(addresses, lengths, dtypes if native.available else np.full_like(dtypes, NOT_HELD), most)
+
+
 def powers(memory: Memory, p: float, divisors: Array) -> list[float]:
     """Σ|x / divisor|^p of every block of the arrays that are held; for p = inf the largest |x|, NaN kept."""
     held = memory.held
     if not held.any():
         return []
     memory, divisors = memory.only(held), None if divisors is None else divisors[held]
-    found: list[float] = _core.measure(*memory, p, divisors, native.threads())[0].tolist()
+    found: list[float] = _core.measure(*memory[:3], p, divisors, memory.threads)[0].tolist()
     return found
 
 
@@ -77,7 +88,7 @@ def unit_powers(rows: Array, p: float, divisors: Array) -> Array | None:
 def scale(source: Memory, target: Memory, coefs: Array) -> None:
     """target = source · coef, the product in float64 and rounded once; all of them held."""
     if len(coefs):
-        _core.scale(source.addresses, target.addresses, source.lengths, source.dtypes, coefs, native.threads())
+        _core.scale(source.addresses, target.addresses, source.lengths, source.dtypes, coefs, target.threads)
 
 
 def clamp(source: Memory, target: Memory, bounds: Array) -> Array:
@@ -85,12 +96,12 @@ def clamp(source: Memory, target: Memory, bounds: Array) -> Array:
     if not len(bounds):
         return np.zeros(0, np.uint8)
     low, high = np.ascontiguousarray(bounds.T)
-    return _core.clamp(source.addresses, target.addresses, source.lengths, source.dtypes, low, high, native.threads())
+    return _core.clamp(source.addresses, target.addresses, source.lengths, source.dtypes, low, high, target.threads)
 
 
 def nonfinite(memory: Memory) -> list[tuple[int, int]]:
     """How many NaN and how many inf there are in each of the arrays that are held."""
     if not memory.held.any():
         return []
-    nan, infinite = _core.count_nonfinite(*memory.only(memory.held), native.threads())
+    nan, infinite = _core.count_nonfinite(*memory.only(memory.held)[:3], memory.threads)
     return list(zip(nan.tolist(), infinite.tolist(), strict=True))

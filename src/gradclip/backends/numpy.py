@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import builtins
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from itertools import chain, compress, islice
+from itertools import compress, islice
 from typing import Any
 
 import numpy as np
 
-from . import _blocks, native
-from ._blocks import BLOCK
-from ._overlap import bounds, overlaps_itself, repeats
+from . import _blocks, _powers, native
+from ._overlap import said, written_once
 
 Array = Any
+WIDE = {"float64", "complex128"}
+SMALLEST, LARGEST = 1e-270, 1e300  # between them Σ|g|^p has not lost digits
+SMALLEST_P, LARGEST_P = 1e-3, 5.0  # below: the root multiplies an error too much; above: a float32's power leaves the range
+HOST = (np.ndarray, np.generic)
 DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 
 where = np.where
@@ -29,7 +34,7 @@ def quiet() -> Any:
 
 
 def total(x: Array) -> Array:
-    return np.float64(_sum(np.ravel(x).tolist()))
+    return np.float64(_powers.total(np.ravel(x).tolist()))
 
 
 def sort(x: Array) -> Array:
@@ -42,12 +47,40 @@ def put(window: Array, slot: Array, value: Array) -> Array:
     return window
 
 
+def like(x: Array, value: Any) -> Array:
+    return np.where(x > 0, value, value)
+
+
 def scalar(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () else value
 
 
+def any(x: Array) -> Any:
+    return np.any(x)
+
+
+def all(x: Array) -> Any:
+    return np.all(x)
+
+
+def choose(condition: Any, yes: Callable[[], Array], no: Callable[[], Array]) -> Array:
+    return yes() if condition else no()
+
+
+def known(x: Array) -> Array:
+    return x
+
+
+def truth(flag: Any) -> bool:
+    return bool(flag)
+
+
 def stack(xs: Sequence[Array]) -> Array:
     return np.stack(xs)
+
+
+def unstack(x: Array) -> list[Array]:
+    return list(x)
 
 
 def norms(name: str, x: Any) -> Array:
@@ -58,7 +91,7 @@ def norms(name: str, x: Any) -> Array:
     return given.astype(np.float64)
 
 
-def field(x: Any) -> Array:
+def field(x: Any, xs: Sequence[Array] = ()) -> Array:
     return np.asarray(x)
 
 
@@ -88,37 +121,23 @@ def _accepted(dtype: Any) -> bool:
 def _opened(leaf: Any, i: int, path: Callable[[int], str], writable: bool) -> Array:
     if not isinstance(leaf, np.ndarray):
         if writable:
-            raise TypeError(f"{_said(path(i))} is a {type(leaf).__name__}, which cannot be written: use clip()")
+            raise TypeError(f"{said(path(i))} is a {type(leaf).__name__}, which cannot be written: use clip()")
         x = np.asarray(leaf)
     elif type(leaf) in (np.ndarray, np.memmap):
         x = leaf if type(leaf) is np.ndarray else leaf.view(np.ndarray)
     else:
-        raise TypeError(f"{_said(path(i))} is a {type(leaf).__name__}: pass a plain array, numpy.asarray(x)")
+        raise TypeError(f"{said(path(i))} is a {type(leaf).__name__}: pass a plain array, numpy.asarray(x)")
     if not _accepted(x.dtype):
-        raise TypeError(f"{_said(path(i))} is of {x.dtype}: gradients are of {', '.join(DTYPES)}")
+        raise TypeError(f"{said(path(i))} is of {x.dtype}: gradients are of {', '.join(DTYPES)}")
     return x
 
 
 def _writable_once(xs: Arrays, path: Callable[[int], str]) -> list[bool]:
-    """Which arrays are an earlier one's memory; ValueError for what cannot be written, or only in part apart."""
-    starts, stops = xs.memory.bounds()
-    for i in np.flatnonzero(~xs.memory.held).tolist():
+    apart = ~xs.memory.held
+    for i in np.flatnonzero(apart).tolist():
         if not xs[i].flags.writeable:
-            raise ValueError(f"{_said(path(i))} is read-only: use clip(), or pass a copy")
-        if overlaps_itself(xs[i]):
-            raise ValueError(f"{_said(path(i))} may reach one element by two indices: use clip(), or pass a copy")
-        starts[i], stops[i] = bounds(xs[i])
-    again, shared = repeats(xs, starts, stops)
-    if shared is not None:
-        raise ValueError(
-            f"{_said(path(shared[0]))} and {_said(path(shared[1]))} share a part of their memory, which would be "
-            "scaled twice: pass copies, or use clip()"
-        )
-    return again
-
-
-def _said(path: str) -> str:
-    return repr(path) if path else "the gradient"
+            raise ValueError(f"{said(path(i))} is read-only: use clip(), or pass a copy")
+    return written_once(len(xs), xs.__getitem__, *xs.memory.bounds(), apart, path)
 
 
 def restore(x: Array, leaf: Any) -> Any:
@@ -131,66 +150,20 @@ def memory(xs: Sequence[Array], writable: bool = False) -> native.Memory:
     return xs.memory if isinstance(xs, Arrays) else native.open_buffers(list(xs), writable)
 
 
-def powers(
-    groups: Sequence[Sequence[Array]], p: float, axes: Sequence[int | None] | None = None, divisors: Array = None
-) -> Array:
-    with np.errstate(all="ignore"):
-        if axes is not None:
-            return _unit_powers(groups, p, axes, divisors)
-        xs = groups[0] if len(groups) == 1 else Arrays(chain.from_iterable(groups))
-        each_divisor = None if divisors is None else np.repeat(divisors, [len(group) for group in groups])
-        partials, counts = _partials(xs, p, each_divisor)
-        join = _peak if p == math.inf else _sum
-        if len(groups) == 1:
-            return np.array([join(partials)])
-        each_count, each_partial = iter(counts), iter(partials)
-        blocks = [sum(islice(each_count, len(group))) for group in groups]
-        return np.array([join(list(islice(each_partial, count))) for count in blocks], np.float64)
+def powers(xs: Sequence[Array], counts: Sequence[int], p: float, divisors: Array = None) -> Array:
+    return _powers.joined(memory(xs), counts, p, divisors, lambda i: _blocks.blocks(xs[i]))
 
 
-def _partials(xs: Sequence[Array], p: float, divisors: Array) -> tuple[list[float], list[int]]:
-    """The power of every block of every array, and how many blocks each array has."""
-    opened = memory(xs)
-    direct = iter(native.powers(opened, p, divisors))
-    if opened.whole:
-        return list(direct), (-(-opened.lengths // BLOCK)).tolist()
-    counts = [-(-x.size // BLOCK) for x in xs]
-    found: list[float] = []
-    for i, x in enumerate(xs):
-        by = None if divisors is None else divisors[i]
-        found += islice(direct, counts[i]) if opened.held[i] else (_partial(block, p, by) for block in _blocks.blocks(x))
-    return found, counts
-
-
-def _partial(block: Array, p: float, divisor: float | None) -> float:
-    """The power of one block, by the core where it can be given a dense copy, so that layouts do not change the bits."""
-    block = np.ascontiguousarray(block, block.dtype.newbyteorder("="))
-    direct = native.powers(memory([block]), p, None if divisor is None else np.array([divisor]))
-    return direct[0] if direct else _blocks.power(block, p, divisor)
-
-
-def _unit_powers(groups: Sequence[Sequence[Array]], p: float, axes: Sequence[int | None], divisors: Array) -> Array:
+def unit_powers(xs: Sequence[Array], axes: Sequence[int | None], p: float, divisors: Array = None) -> Array:
     found: list[Array] = [np.zeros(0)]
     first = 0
-    for (x,), axis in zip(groups, axes, strict=True):
+    for x, axis in zip(xs, axes, strict=True):
         rows = _blocks.units(x, axis)
         by = None if divisors is None else np.ascontiguousarray(divisors[first : first + len(rows)])
         direct = native.unit_powers(rows, p, by)
         found += _blocks.row_powers(rows, p, by) if direct is None else [direct]
         first += len(rows)
     return np.concatenate(found)
-
-
-def _sum(parts: Iterable[float]) -> float:
-    """The correctly rounded sum; inf where it is too large."""
-    try:
-        return math.fsum(parts)
-    except OverflowError:
-        return math.inf
-
-
-def _peak(parts: Sequence[float]) -> float:
-    return float(np.max(parts)) if parts else 0.0
 
 
 def root(powers: Array, p: float) -> Array:
@@ -204,14 +177,18 @@ def peak(peaks: Array) -> Array:
     return np.max(peaks, initial=0.0)
 
 
-def sizes(groups: Sequence[Sequence[Array]]) -> Array:
-    return np.array([_size(group) for group in groups], np.float64)
+def fits(xs: Sequence[Array], p: float) -> bool:
+    narrow = isinstance(xs, Arrays) and xs.memory.held.all() and xs.memory.dtypes.all()  # no float64, whose code is 0
+    return SMALLEST_P <= p <= LARGEST_P and bool(narrow)
 
 
-def _size(group: Sequence[Array]) -> int:
-    if isinstance(group, Arrays) and group.memory.whole:
-        return int(group.memory.lengths.sum())
-    return sum(x.size for x in group)
+def lost(powers: Array, p: float) -> Array:
+    return ~((powers > SMALLEST) & (powers < LARGEST)) | (p < SMALLEST_P)
+
+
+def sizes(xs: Sequence[Array], counts: Sequence[int]) -> Array:
+    each = (x.size for x in xs)
+    return np.array([sum(islice(each, count)) for count in counts], np.float64)
 
 
 def is_complex(x: Array) -> bool:
@@ -225,7 +202,7 @@ def nonfinite(xs: Sequence[Array]) -> list[tuple[int, int]]:
 
 
 def working(xs: Sequence[Array], norm: Array) -> Array:
-    wide = any(x.dtype.name in ("float64", "complex128") for x in xs)
+    wide = not WIDE.isdisjoint(x.dtype.name for x in xs)
     with np.errstate(all="ignore"):
         # 1-d, since NumPy 1 computes a float32 scalar and a Python float in float64
         return np.atleast_1d(norm).astype(np.float64 if wide else np.float32)
@@ -277,14 +254,14 @@ def clamp(xs: Sequence[Array], low: float, high: float, peaks: Array) -> tuple[l
     out = [_empty(x) if doubt else x for x, doubt in zip(xs, doubtful, strict=True)]
     changed = iter(_clamp_into([(x, y) for x, y in zip(xs, out, strict=True) if y is not x], low, high))
     out = [y if y is not x and next(changed) else x for x, y in zip(xs, out, strict=True)]
-    return out, any(y is not x for x, y in zip(xs, out, strict=True))
+    return out, not builtins.all(map(operator.is_, xs, out))
 
 
 def clamp_(xs: Sequence[Array], low: float, high: float, peaks: Array) -> tuple[list[Array], bool]:
     again = xs.again if isinstance(xs, Arrays) else [False] * len(xs)
     doubtful = _doubtful(xs, low, high, peaks)
     work = [(x, x) for x, doubt, done in zip(xs, doubtful, again, strict=True) if doubt and not done]
-    return list(xs), any(_clamp_into(work, low, high))
+    return list(xs), True in _clamp_into(work, low, high)
 
 
 def _doubtful(xs: Sequence[Array], low: float, high: float, peaks: Array) -> list[bool]:
@@ -318,3 +295,11 @@ def zero_(xs: Sequence[Array]) -> list[Array]:
     for x in xs:
         x[...] = 0
     return list(xs)
+
+
+def keep(xs: Sequence[Array], finite: Any) -> list[Array]:
+    return list(xs) if finite else zeros(xs)
+
+
+def keep_(xs: Sequence[Array], finite: Any) -> list[Array]:
+    return list(xs) if finite else zero_(xs)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import typer
 
 from .. import clip as core
-from ..clip import resolve
+from ..call import resolve
 from ..rules import Bounds, MaxNorm, Rule
 from .errors import UserError, told
 from .files import check_apart, check_source, common_format, replacing

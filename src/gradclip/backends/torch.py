@@ -1,0 +1,540 @@
+"""PyTorch. Plain CPU tensors go through the native core, and what becomes of them is decided on the host.
+
+Accelerators, tracers, wrapper classes and tensors with a derivative to keep have no memory that may be read now: they stay with
+torch's own kernels, and their norms on their device, in float64 where there is float64.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import compress, islice
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from . import _powers, native
+from . import numpy as host
+from ._blocks import BLOCK
+from ._overlap import said, written_once
+
+Array = Any
+CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
+TYPES = {torch.float64: "f8", torch.float32: "f4", torch.bfloat16: "u2", torch.float16: "f2"} | {
+    torch.complex64: "c8",
+    torch.complex128: "c16",
+}
+WIDE = {torch.float64, torch.complex128}
+
+floor = torch.floor
+abs = torch.abs
+
+
+def where(condition: Tensor, yes: Any, no: Any) -> Tensor:
+    if isinstance(yes, float) and isinstance(no, Tensor) and no.is_floating_point() and no.shape == condition.shape:
+        return no.masked_fill(condition, yes)  # one operation, where torch.where makes a tensor of the number first
+    if isinstance(yes, Tensor) or isinstance(no, Tensor) or isinstance(yes, bool):
+        return torch.where(condition, yes, no)
+    return torch.where(condition, torch.full((), yes, dtype=_wide(condition), device=condition.device), no)
+
+
+def isfinite(x: Tensor) -> Tensor:
+    return x.abs() < math.inf
+
+
+def any(x: Tensor) -> Tensor:
+    return x.any() if x.ndim else x
+
+
+def all(x: Tensor) -> Tensor:
+    return x.all() if x.ndim else x
+
+
+def like(x: Tensor, value: Any) -> Tensor:
+    return value.to(x).expand(x.shape) if isinstance(value, Tensor) else torch.full_like(x, value)
+
+
+def total(x: Tensor) -> Tensor:
+    return x.sum()
+
+
+def sort(x: Tensor) -> Tensor:
+    return x.sort(dim=0).values
+
+
+def put(window: Tensor, slot: Tensor, value: Tensor) -> Tensor:
+    return window.index_copy(0, torch.as_tensor(slot, device=window.device).long().reshape(1), value[None])
+
+
+def scalar(value: Any) -> Any:
+    return value
+
+
+def choose(condition: Tensor, yes: Callable[[], Tensor], no: Callable[[], Tensor]) -> Tensor:
+    """Both are computed: a look at the condition would wait for the device."""
+    return yes()
+
+
+def known(x: Any) -> Array | None:
+    if isinstance(x, host.HOST):
+        return x
+    if torch.compiler.is_compiling() or x.requires_grad:
+        return None
+    return _read(lambda: np.asarray(x.tolist(), np.float64))
+
+
+def truth(flag: Any) -> bool | None:
+    if torch.compiler.is_compiling():
+        return None
+    return cast("bool | None", _read(lambda: bool(flag)))
+
+
+def _read(look: Callable[[], Any]) -> Any:
+    """The value, or None where there is none: on the meta device, in a fake tensor, under vmap."""
+    try:
+        return look()
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def quiet() -> AbstractContextManager[Any]:
+    return nullcontext() if torch.compiler.is_compiling() else host.quiet()
+
+
+def stack(xs: Sequence[Array]) -> Array:
+    return torch.stack(list(xs)) if isinstance(xs[0], Tensor) else host.stack(xs)
+
+
+def unstack(x: Tensor) -> list[Tensor]:
+    return list(x.unbind())
+
+
+def norms(name: str, x: Any) -> Array:
+    if not isinstance(x, Tensor):
+        return host.norms(name, x)
+    if x.is_complex() or x.dtype is torch.bool:
+        raise TypeError(f"{name} must be real numbers; got {x!r}")
+    return x.to(_wide(x)) if _stays([x], False) else host.norms(name, x.detach().double().numpy())
+
+
+def field(x: Any, xs: Sequence[Tensor] = ()) -> Tensor:
+    if isinstance(x, Tensor):
+        return x
+    device = xs[0].device if xs else torch.device("cpu")
+    if device.type == "cpu" and not torch.compiler.is_compiling():
+        return torch.as_tensor(np.array(x))
+    if getattr(x, "ndim", 0):
+        return torch.as_tensor(x, dtype=_wide(xs[0])).to(device, non_blocking=True)
+    return torch.full((), x, dtype=torch.bool if isinstance(x, bool) else _wide(xs[0]), device=device)
+
+
+class Tensors(list[Tensor]):
+    """Plain CPU tensors that know where they lie, which lie where an earlier one does, and which stand for a sparse one."""
+
+    def __init__(self, xs: Sequence[Tensor], writable: bool, path: Callable[[int], str]) -> None:
+        super().__init__(map(_values, xs) if _sparse(xs) else xs)
+        self.memory = _memory(self)
+        self.unmerged = (
+            [(x, y) for x, y in zip(xs, self, strict=True) if x is not y and not x.is_coalesced()] if writable else []
+        )
+        self.again = _writable_once(self, path) if writable else [False] * len(self)
+
+
+def arrays(leaves: Sequence[Any], path: Callable[[int], str], writable: bool) -> list[Tensor]:
+    kinds, dtypes = set(map(type, leaves)), {x.dtype for x in leaves}
+    if kinds - {Tensor} or dtypes - CODES.keys():
+        for i, leaf in enumerate(leaves):
+            _check(leaf, i, path)
+    if _stays(leaves, writable):
+        return [_values(x) if x.is_sparse else x for x in leaves]
+    return Tensors(leaves, writable, path)
+
+
+def _check(x: Any, i: int, path: Callable[[int], str]) -> None:
+    name = said(path(i))
+    if isinstance(x, torch.nn.Parameter):
+        raise TypeError(
+            f"{name} is a Parameter, and clipping it would scale the weights: pass its gradient, p.grad; or all parameters to "
+            "gradclip.integrations.torch.clip_grad_norm_(parameters, max_norm)"
+        )
+    if x.dtype not in TYPES:
+        raise TypeError(f"{name} is of {x.dtype}: gradients are of {', '.join(str(dtype) for dtype in TYPES)}")
+    if x.layout not in (torch.strided, torch.sparse_coo):
+        raise TypeError(f"{name} is of layout {x.layout}: gradients are dense, or sparse of layout torch.sparse_coo")
+
+
+def _stays(xs: Sequence[Tensor], writable: bool) -> bool:
+    """Must torch's own kernels do the work, since there is no memory that may be read now?"""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return True
+    if set(map(type, xs)) - {Tensor} or False in {x.is_cpu for x in xs}:
+        return True
+    if not writable and torch.is_grad_enabled() and True in {x.requires_grad for x in xs}:
+        return True
+    return _read(lambda: [x.data_ptr() for x in xs if not x.is_sparse][:0]) is None
+
+
+def _sparse(xs: Sequence[Tensor]) -> bool:
+    return bool(xs) and {x.layout for x in xs} != {torch.strided}
+
+
+def _values(x: Tensor) -> Tensor:
+    """The values of a sparse gradient, rows that occur twice merged."""
+    return x.coalesce().values() if x.is_sparse else x
+
+
+def _memory(xs: list[Tensor]) -> native.Memory:
+    count = len(xs)
+    lengths = np.fromiter(map(Tensor.numel, xs), np.int64, count)
+    dtypes = np.fromiter((CODES.get(x.dtype, native.NOT_HELD) for x in xs), np.uint8, count)
+    plain = np.fromiter(map(Tensor.is_contiguous, xs), np.bool_, count)
+    lazy = np.fromiter(map(Tensor.is_neg, xs), np.bool_, count)
+    for i in np.flatnonzero(~plain).tolist():
+        plain[i] = _dense(xs[i])
+    dtypes[~plain | lazy] = native.NOT_HELD
+    return native.plain(np.fromiter(map(Tensor.data_ptr, xs), np.uint64, count), lengths, dtypes, torch.get_num_threads())
+
+
+def _dense(x: Tensor) -> bool:
+    """Dense in some order of its axes."""
+    step = 1
+    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n != 1):
+        if stride != step:
+            return bool(x.numel() == 0)
+        step *= size
+    return True
+
+
+def _writable_once(xs: Tensors, path: Callable[[int], str]) -> list[bool]:
+    return written_once(len(xs), lambda i: _shadow(xs[i]), *xs.memory.bounds(), ~xs.memory.held, path)
+
+
+def _shadow(x: Tensor) -> Array:
+    """A NumPy array on a tensor's memory, whatever torch makes of its bits."""
+    size = x.element_size()
+    interface = {
+        "version": 3,
+        "data": (x.data_ptr() or 8, False),
+        "shape": tuple(x.shape),
+        "strides": tuple(stride * size for stride in x.stride()),
+        "typestr": f"{'<' if sys.byteorder == 'little' else '>'}{TYPES[x.dtype]}",
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=interface))
+
+
+def restore(x: Tensor, leaf: Tensor) -> Tensor:
+    if not leaf.is_sparse:
+        return x
+    return torch.sparse_coo_tensor(leaf.coalesce().indices(), x, leaf.shape, is_coalesced=True)
+
+
+def _blocks_of(x: Tensor) -> Iterator[Array]:
+    """The elements as dense NumPy blocks."""
+    for block in x.detach().resolve_conj().resolve_neg().contiguous().view(-1).split(BLOCK):
+        yield (block.float() if block.dtype is torch.bfloat16 else block).numpy()
+
+
+def powers(xs: Sequence[Tensor], counts: Sequence[int], p: float, divisors: Array = None) -> Array:
+    if isinstance(xs, Tensors):
+        return _powers.joined(xs.memory, counts, p, divisors, lambda i: _blocks_of(xs[i]))
+    parts = _stacked(xs, p, divisors, counts)
+    if len(counts) == len(xs) and set(counts) == {1}:
+        return parts
+    groups = parts.split(list(counts))
+    return torch.stack([(_largest(group) if p == math.inf else group.sum()) for group in groups])
+
+
+def _stacked(xs: Sequence[Tensor], p: float, divisors: Tensor | None, counts: Sequence[int]) -> Tensor:
+    """Σ|x|^p of every tensor, on the first one's device."""
+    if not xs:
+        return torch.zeros(0, dtype=torch.float64)
+    if divisors is not None:
+        each = [by for by, count in zip(divisors.unbind(), counts, strict=True) for _ in range(count)]
+        xs = [(x.abs() if x.is_complex() else x).to(_wide(x)) / by.to(x.device) for x, by in zip(xs, each, strict=True)]
+    parts = _fused(xs, p) if _fusible(xs) else [_power(x, p) for x in xs]
+    return torch.stack([part if part.device == parts[0].device else part.to(parts[0].device) for part in parts])
+
+
+def _fusible(xs: Sequence[Tensor]) -> bool:
+    """Is there neither a derivative nor a graph to keep simple? Then one call does for all tensors."""
+    if torch.compiler.is_compiling() or True in {x.is_complex() for x in xs}:
+        return False
+    return not (torch.is_grad_enabled() and True in {x.requires_grad for x in xs})
+
+
+def _fused(xs: Sequence[Tensor], p: float) -> list[Tensor]:
+    wide = _wide(xs[0])
+    if p != math.inf:
+        return list(torch._foreach_powsum(xs, p, dtype=wide))
+    full = torch._foreach_norm([x for x in xs if x.numel()], p, dtype=wide)
+    each = iter(full)
+    return [next(each) if x.numel() else torch.zeros((), dtype=wide, device=x.device) for x in xs]
+
+
+def _power(x: Tensor, p: float) -> Tensor:
+    """Σ|x|^p, its derivative 0 where x is 0."""
+    size = x.abs() if x.is_complex() else x
+    size = size.to(_wide(x))
+    if p == math.inf:
+        return _largest(size.abs())
+    if p == 1:
+        return size.abs().sum()
+    if p == 2:
+        return size.square().sum()
+    some = size != 0
+    return torch.where(some, torch.where(some, size, 1.0).abs() ** p, 0.0).sum()
+
+
+def _largest(x: Tensor) -> Tensor:
+    return x.amax() if x.numel() else x.sum()
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """The precision that norms are computed in."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
+def unit_powers(xs: Sequence[Tensor], axes: Sequence[int | None], p: float, divisors: Array = None) -> Array:
+    raise NotImplementedError
+
+
+def fits(xs: Sequence[Tensor], p: float) -> bool:
+    wide = not xs or _wide(xs[0]) is torch.float64
+    return wide and WIDE.isdisjoint({x.dtype for x in xs}) and host.SMALLEST_P <= p <= host.LARGEST_P
+
+
+def lost(powers: Array, p: float) -> Array:
+    if isinstance(powers, Tensor) and powers.dtype is torch.float32:
+        return ~((powers > 1e-30) & (powers < 1e36))
+    return host.lost(powers, p)
+
+
+def root(powers: Array, p: float) -> Array:
+    if not isinstance(powers, Tensor) or p in (1, math.inf):
+        return host.root(powers, p)
+    if not powers.requires_grad:
+        return powers.sqrt() if p == 2 else powers ** (1 / p)
+    some = powers > 0  # the root of 0 has no derivative
+    return torch.where(some, torch.where(some, powers, 1.0) ** (1 / p), powers)
+
+
+def peak(peaks: Array) -> Array:
+    return _largest(peaks) if isinstance(peaks, Tensor) else host.peak(peaks)
+
+
+def sizes(xs: Sequence[Tensor], counts: Sequence[int]) -> Array:
+    each = (x.numel() for x in xs)
+    found = [float(sum(islice(each, count))) for count in counts]
+    return (
+        np.array(found) if isinstance(xs, Tensors) or not xs else torch.tensor(found, dtype=_wide(xs[0]), device=xs[0].device)
+    )
+
+
+def is_complex(x: Tensor) -> bool:
+    return bool(x.is_complex())
+
+
+def nonfinite(xs: Sequence[Tensor]) -> list[tuple[int, int]]:
+    held = xs.memory.held.tolist() if isinstance(xs, Tensors) else [False] * len(xs)
+    direct = iter(native.nonfinite(xs.memory) if isinstance(xs, Tensors) else [])
+    return [next(direct) if found else (int(x.isnan().sum()), int(x.isinf().sum())) for x, found in zip(xs, held, strict=True)]
+
+
+def working(xs: Sequence[Tensor], norm: Array) -> Array:
+    wide = not WIDE.isdisjoint({x.dtype for x in xs})
+    if isinstance(norm, Tensor):
+        return norm.to(torch.float64 if wide else torch.float32)
+    return np.atleast_1d(norm).astype(np.float64 if wide else np.float32)
+
+
+def widened(coef: Array, norm: Array) -> Array:
+    return coef.to(norm.dtype).expand(norm.shape) if isinstance(coef, Tensor) else host.widened(coef, norm)
+
+
+def scale(xs: Sequence[Tensor], coefs: Sequence[Any]) -> list[Tensor]:
+    if not isinstance(xs, Tensors):
+        return _products(xs, coefs)
+    out = [x if coef == 1 else torch.empty_like(x) for x, coef in zip(xs, coefs, strict=True)]
+    _scale_into(xs, coefs, out, [coef != 1 for coef in coefs])
+    return out
+
+
+def scale_(xs: Sequence[Tensor], coefs: Sequence[Any]) -> list[Tensor]:
+    if not isinstance(xs, Tensors):
+        return _products_(xs, coefs)
+    _scale_into(xs, coefs, xs, [coef != 1 and not done for coef, done in zip(coefs, xs.again, strict=True)])
+    return _merged(xs)
+
+
+def _scale_into(xs: Tensors, coefs: Sequence[float], ys: list[Tensor], which: Sequence[bool]) -> None:
+    """Writes x · coef into every y that is asked for: the product in float64, rounded once."""
+    if True not in which:
+        return
+    targets = xs.memory if ys is xs else _memory(ys)
+    direct = xs.memory.held & targets.held & np.array(which)
+    native.scale(xs.memory.only(direct), targets.only(direct), np.array(coefs, np.float64)[direct])
+    for i in np.flatnonzero(np.array(which) & ~direct).tolist():
+        ys[i].copy_(xs[i].detach().to(_double(xs[i])) * coefs[i])
+    if ys is xs:
+        increment_version(list(compress(ys, direct.tolist())))
+
+
+def _double(x: Tensor) -> torch.dtype:
+    return torch.complex128 if x.is_complex() else torch.float64
+
+
+def _products(xs: Sequence[Tensor], coefs: Sequence[Tensor]) -> list[Tensor]:
+    """x · coef by torch's kernels, formed in float32 at least; one call for all where that is right."""
+    if not _fusible(xs) or len(set(map(id, coefs))) > 1:
+        return [_product(x, coef) for x, coef in zip(xs, coefs, strict=True)]
+    return list(torch._foreach_mul(list(xs), _for(xs, coefs[0]))) if xs else []
+
+
+def _products_(xs: Sequence[Tensor], coefs: Sequence[Tensor]) -> list[Tensor]:
+    with torch.no_grad():
+        if _fusible(xs) and len(set(map(id, coefs))) == 1:
+            torch._foreach_mul_(list(xs), _for(xs, coefs[0]))
+        else:
+            for x, coef in zip(xs, coefs, strict=True):
+                x.copy_(_product(x, coef))
+    return list(xs)
+
+
+def _for(xs: Sequence[Tensor], coef: Any) -> Any:
+    """The coefficient in the precision of the product, so that the fused kernels take it."""
+    narrow = isinstance(coef, Tensor) and WIDE.isdisjoint({x.dtype for x in xs})
+    return coef.to(torch.float32) if narrow else coef
+
+
+def _product(x: Tensor, coef: Any) -> Tensor:
+    if not isinstance(coef, Tensor):
+        return x * coef
+    if x.dtype in WIDE:
+        return x * coef.to(x.device)
+    wide = x if x.is_complex() else x.float()
+    return (wide * coef.to(x.device, torch.float32)).to(x.dtype)
+
+
+def clamp(xs: Sequence[Tensor], low: Any, high: Any, peaks: Any) -> tuple[list[Tensor], Any]:
+    if not isinstance(xs, Tensors):
+        return [_clamped(x, low, high) for x in xs], _outside(xs, low, high)
+    doubtful = _doubtful(xs, low, high, peaks)
+    out = [torch.empty_like(x) if doubt else x for x, doubt in zip(xs, doubtful, strict=True)]
+    changed = _clamp_into(xs, low, high, out, doubtful)
+    return [y if hit else x for x, y, hit in zip(xs, out, changed, strict=True)], True in changed
+
+
+def clamp_(xs: Sequence[Tensor], low: Any, high: Any, peaks: Any) -> tuple[list[Tensor], Any]:
+    if not isinstance(xs, Tensors):
+        return _clamped_(xs, low, high)
+    doubtful = [doubt and not done for doubt, done in zip(_doubtful(xs, low, high, peaks), xs.again, strict=True)]
+    changed = _clamp_into(xs, low, high, xs, doubtful)
+    return (_merged(xs) if True in changed else list(xs)), True in changed
+
+
+def _doubtful(xs: Sequence[Tensor], low: float, high: float, peaks: Array) -> list[bool]:
+    """May a value lie outside? Said by the largest |x|; a NaN hides the others."""
+    bounds = {dtype: _rounded(low, high, dtype) for dtype in {x.dtype for x in xs}}
+    least = [min(-a, b) for a, b in (bounds[x.dtype] for x in xs)]
+    return [not peak <= bound for peak, bound in zip(peaks.tolist(), least, strict=True)]
+
+
+def _rounded(low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
+    """The bounds as the type rounds them; those of a modulus have no such type."""
+    if dtype.is_complex:
+        return low, high
+    least, most = torch.tensor([low, high], dtype=torch.float64).to(dtype).tolist()
+    return least, most
+
+
+def _held(low: Any, high: Any, dtype: torch.dtype) -> tuple[Any, Any]:
+    """The bounds as torch's kernels take them, which refuse a number that is too large for the type."""
+    if dtype.is_complex or isinstance(low, Tensor) or isinstance(high, Tensor):
+        return low, high
+    most = torch.finfo(dtype).max
+    return (-math.inf if low < -most else low), (math.inf if high > most else high)
+
+
+def _clamp_into(xs: Tensors, low: float, high: float, ys: list[Tensor], which: Sequence[bool]) -> list[bool]:
+    """Writes x between the bounds into every y that is asked for; which changed?"""
+    changed = np.zeros(len(xs), np.bool_)
+    if True not in which:
+        return cast("list[bool]", changed.tolist())
+    targets = xs.memory if ys is xs else _memory(ys)
+    direct = xs.memory.held & targets.held & np.array(which)
+    each = [_rounded(low, high, x.dtype) for x in compress(xs, direct.tolist())]
+    changed[direct] = native.clamp(xs.memory.only(direct), targets.only(direct), np.array(each).reshape(-1, 2))
+    if ys is xs:
+        increment_version(list(compress(ys, (direct & changed).tolist())))
+    for i in np.flatnonzero(np.array(which) & ~direct).tolist():
+        changed[i] = bool(_outside([xs[i]], low, high))
+        if changed[i]:
+            ys[i].copy_(_clamped(xs[i].detach(), low, high))
+    return cast("list[bool]", changed.tolist())
+
+
+def _clamped(x: Tensor, low: Any, high: Any) -> Tensor:
+    if not x.is_complex():
+        return x.clamp(*_held(low, high, x.dtype))
+    size = x.abs()
+    above = size > high
+    return torch.where(above, x * (high / torch.where(above, size, 1.0)), x)
+
+
+def _clamped_(xs: Sequence[Tensor], low: Any, high: Any) -> tuple[list[Tensor], Any]:
+    """Two calls for all tensors of a type."""
+    with torch.no_grad():
+        changed = _outside(xs, low, high)
+        for dtype in {x.dtype for x in xs}:
+            same, (least, most) = [x for x in xs if x.dtype == dtype], _held(low, high, dtype)
+            if dtype.is_complex or isinstance(least, Tensor) or isinstance(most, Tensor):
+                for x in same:
+                    x.copy_(_clamped(x, low, high))
+            else:
+                torch._foreach_clamp_min_(same, least)
+                torch._foreach_clamp_max_(same, most)
+    return list(xs), changed
+
+
+def _outside(xs: Sequence[Tensor], low: Any, high: Any) -> Tensor:
+    """Does any value lie outside the bounds?"""
+    flags = []
+    for x in xs:
+        least, most = _held(low, high, x.dtype)
+        flags.append((x.abs() > most).any() if x.is_complex() else ((x < least) | (x > most)).any())
+    return torch.stack([flag.to(flags[0].device) for flag in flags]).any() if flags else torch.zeros((), dtype=torch.bool)
+
+
+def zeros(xs: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(x) for x in xs]
+
+
+def zero_(xs: Sequence[Tensor]) -> list[Tensor]:
+    with torch.no_grad():
+        for x in xs:
+            x.zero_()
+    return _merged(xs)
+
+
+def keep(xs: Sequence[Tensor], finite: Tensor) -> list[Tensor]:
+    return [torch.where(finite.to(x.device), x, torch.zeros((), dtype=x.dtype, device=x.device)) for x in xs]
+
+
+def keep_(xs: Sequence[Tensor], finite: Tensor) -> list[Tensor]:
+    with torch.no_grad():
+        for x in xs:
+            x.masked_fill_(~finite.to(x.device), 0)
+    return list(xs)
+
+
+def _merged(xs: Sequence[Tensor]) -> list[Tensor]:
+    """Written back where the values stood for a sparse tensor whose rows had not been merged."""
+    for sparse, values in xs.unmerged if isinstance(xs, Tensors) else []:
+        sparse.copy_(restore(values, sparse))
+    return list(xs)

@@ -1,0 +1,1 @@
+"""One module or small package for each training framework; nothing else imports them."""

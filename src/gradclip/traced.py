@@ -1,0 +1,72 @@
+"""Apply a decision where no value may be looked at: under a tracer, on an accelerator, for a derivative.
+
+The same steps as in `eager` with `where` in place of `if`: gradients are always multiplied, by 1 where they need no clipping.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .backends import Gradients
+from .clipped import Clipped
+from .eager import stopped
+from .nonfinite import NonFiniteError
+from .rules import State
+from .step import Applied, Step
+
+Array = Any
+REFUSED = (
+    'nonfinite="raise" has to look at the gradients, and under a tracer they have no values yet: pass nonfinite="keep" (NaN '
+    'spreads as in the framework), "zero" (the gradients become 0) or "skip" (the same, and .skipped says not to step)'
+)
+
+
+def clipped(step: Step) -> Clipped:
+    """The result of a call, as arrays that the framework may compute whenever it likes."""
+    policy, ops = step.call.nonfinite, step.ops
+    step = step._replace(finite=ops.all(ops.isfinite(step.norm)))
+    known = step.opened.backend.truth(step.finite) if policy in ("raise", "skip") else None
+    if policy == "raise" and known is None:
+        raise ValueError(REFUSED)
+    if known is False:
+        return _refused(step)
+    step = step.decided()
+    step = step._replace(state=_state(step))
+    new, coef, changed = step.clamped() if step.call.scope == "element" else _scaled(step)
+    if policy not in ("zero", "skip") or known is not None:
+        return step.result(new, coef, clipped=changed)
+    stopped = ops.where(step.finite, False, True)  # then zeros, so that a forgotten look at .skipped does no harm
+    return step.result(
+        step.write.keep(new, step.finite),
+        None if coef is None else ops.where(step.finite, coef, 0.0),
+        clipped=changed | stopped,
+        skipped=stopped if policy == "skip" else False,
+    )
+
+
+def _refused(step: Step) -> Clipped:
+    """What is to be done about gradients that are known not to be finite."""
+    if step.call.nonfinite == "raise":
+        raise NonFiniteError.of(step.opened, step.norm)
+    return stopped(step.decided()._replace(state=step.before))
+
+
+def _scaled(step: Step) -> Applied:
+    coef = step.coefficient()
+    new = step.write.scale(step.opened.arrays(), _each(step.opened, coef))
+    return new, coef, step.ops.any(coef != 1.0)
+
+
+def _each(opened: Gradients, coef: Array) -> list[Array]:
+    """One coefficient for every array, the same object where there is one for all."""
+    if not coef.shape:
+        return [coef] * len(opened.arrays())
+    coefs = opened.backend.unstack(coef)
+    return [c for c, x in zip(coefs, opened.xs, strict=True) if x is not None]
+
+
+def _state(step: Step) -> State:
+    """The next state, which a norm that is not finite does not enter."""
+    other = step.before if step.call.nonfinite == "skip" else step.call.rule.passed(step.before)
+    pairs = zip(step.state, other, strict=True)
+    return tuple(new if new is old else step.ops.where(step.finite, new, old) for new, old in pairs)
