@@ -25,7 +25,7 @@ ALLOWED = {
     "eager": {"backends", "clipped", "measure", "nonfinite", "step"},
     "traced": {"backends", "clipped", "eager", "nonfinite", "rules", "step"},
     "clip": {"backends", "call", "clipped", "eager", "measure", "rules", "step", "traced"},
-    "clipper": {"backends", "call", "clip", "clipped", "rules"},
+    "clipper": {"backends", "call", "clip", "clipped", "measure", "rules"},
     "backends/__init__": {"backends/numpy", "backends/torch", "backends/_protocol", "backends/_tree"},
     "backends/_blocks": set(),
     "backends/_overlap": set(),

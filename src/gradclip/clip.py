@@ -21,6 +21,9 @@ from .rules import Bounds, MaxNorm, Measured, Rule, State, Threshold
 from .step import Step, Writer
 
 Array = Any
+NOTHING = Writer(
+    scale=lambda xs, coefs: xs, clamp=lambda xs, low, high, peaks: (xs, False), zero=lambda xs: xs, keep=lambda xs, finite: xs
+)
 
 
 def clip(
@@ -92,6 +95,23 @@ def clip_(
     opened = open_gradients(grads, writable=True)
     backend = opened.backend
     return _run(opened, call, weights, state, Writer(backend.scale_, backend.clamp_, backend.zero_, backend.keep_))
+
+
+def decide(
+    grads: Any,
+    rule: Rule,
+    *,
+    scope: str | None = None,
+    p: float = 2,
+    weights: Any = None,
+    state: State | None = None,
+    nonfinite: str = "raise",
+    reduce: Reduce | None = None,
+    norm: Array | None = None,
+) -> Clipped:
+    """What `clip` would do, with the gradients as they are: for a face that multiplies by `coef` itself."""
+    call = resolve(rule, scope, p, nonfinite, reduce, norm)
+    return _run(open_gradients(grads), call, weights, state, NOTHING)
 
 
 def clip_by_value(grads: Any, value: Threshold | tuple[Threshold, Threshold]) -> Clipped:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .backends import flatten, host, settled
 from .call import resolve
 from .clip import clip, init
 from .clipped import Clipped
+from .measure import Reduce
 from .rules import Rule, State
 
+Array = Any
 VERSION = 1
+UNREAD = 100  # calls whose flags may wait on their device
 
 
 class Counts(NamedTuple):
@@ -22,13 +26,10 @@ class Counts(NamedTuple):
     skipped: int = 0
     nonfinite: int = 0
 
-    def plus(self, clipped: Clipped) -> Counts:
-        """The counts with one more call."""
+    def plus(self, clipped: Array, finite: Array, skipped: Array) -> Counts:
+        """The counts with one more call, whose flags are read now."""
         return Counts(
-            self.steps + 1,
-            self.clipped + bool(clipped.clipped),
-            self.skipped + bool(clipped.skipped),
-            self.nonfinite + (not bool(clipped.finite)),
+            self.steps + 1, self.clipped + bool(clipped), self.skipped + bool(skipped), self.nonfinite + (not bool(finite))
         )
 
 
@@ -53,14 +54,27 @@ class Clipper:
         self.p = p
         self.nonfinite = nonfinite
         self.last: Clipped | None = None
-        self.counts = Counts()
+        self._counts = Counts()
+        self._flags: list[tuple[Array, Array, Array]] = []
         self._state: State | None = None
         self._kind: type[Rule] = type(rule)
 
     def __call__(self, grads: Any, weights: Any = None) -> Clipped:
         """`clip(grads, rule, …)` with this clipper's state; one that raises changes neither state nor counts."""
+        return self.by(clip, grads, weights)
+
+    def by(
+        self,
+        how: Callable[..., Clipped],
+        grads: Any,
+        weights: Any = None,
+        *,
+        reduce: Reduce | None = None,
+        norm: Array | None = None,
+    ) -> Clipped:
+        """The same with `clip_`, or another function with the signature of `clip`."""
         grads = settled(grads)
-        clipped = clip(
+        clipped = how(
             grads,
             self.rule,
             scope=self.scope,
@@ -68,11 +82,26 @@ class Clipper:
             weights=weights,
             state=self._state_for(grads),
             nonfinite=self.nonfinite,
+            reduce=reduce,
+            norm=norm,
         )
         self._state, self._kind = clipped.state, type(self.rule)
-        self.counts = self.counts.plus(clipped)
+        self._flags.append((clipped.clipped, clipped.finite, clipped.skipped))
+        if len(self._flags) == UNREAD:
+            self._read()
         self.last = _without_memory(clipped)
         return clipped
+
+    @property
+    def counts(self) -> Counts:
+        """What came of all calls; flags that are still on a device are read when it is asked for."""
+        self._read()
+        return self._counts
+
+    def _read(self) -> None:
+        flags, self._flags = self._flags, []
+        for one in flags:
+            self._counts = self._counts.plus(*one)
 
     def state_dict(self) -> dict[str, Any]:
         """State and counts as numbers, lists and strings, for JSON."""
@@ -89,7 +118,7 @@ class Clipper:
             if saved.get(name) != ours:
                 raise ValueError(f"this state is of {name} {saved.get(name)!r}, and the clipper of {ours!r}")
         state, counts = _loaded(saved, self.rule)
-        self._state, self.counts, self._kind = state, counts, type(self.rule)
+        self._state, self._counts, self._flags, self._kind = state, counts, [], type(self.rule)
 
     def _header(self) -> dict[str, Any]:
         call = resolve(self.rule, self.scope, self.p, self.nonfinite)

@@ -151,9 +151,10 @@ def arrays(leaves: Sequence[Any], path: Callable[[int], str], writable: bool) ->
     if kinds - {Tensor} or dtypes - CODES.keys():
         for i, leaf in enumerate(leaves):
             _check(leaf, i, path)
-    if _stays(leaves, writable):
-        return [_values(x) if x.is_sparse else x for x in leaves]
-    return Tensors(leaves, writable, path)
+    xs = [x.detach() for x in leaves] if writable and True in {x.requires_grad for x in leaves} else leaves
+    if _stays(xs, writable):
+        return [_values(x) if x.is_sparse else x for x in xs]
+    return Tensors(xs, writable, path)
 
 
 def _check(x: Any, i: int, path: Callable[[int], str]) -> None:
