@@ -41,9 +41,12 @@ def _applied(step: Step) -> Clipped:
 
 def _scaled(step: Step) -> Applied:
     coef, new = step.coefficient(), step.opened.arrays()
+    changed = bool(set(_each(step.opened, coef)) - {1})
+    if not changed:
+        return new, coef, False
     for factor in [coef] if step.formula else _factors(coef, step.norm, step.limit(), step.ops):
         new = step.write.scale(new, _each(step.opened, factor))
-    return new, coef, bool(set(_each(step.opened, coef)) - {1})
+    return new, coef, True
 
 
 def _factors(coef: Array, norm: Array, limit: Array, ops: Ops) -> list[Array]:

@@ -266,6 +266,8 @@ def clamp_(xs: Sequence[Array], low: float, high: float, peaks: Array) -> tuple[
 
 def _doubtful(xs: Sequence[Array], low: float, high: float, peaks: Array) -> list[bool]:
     """May a value lie outside? Said by the largest |x|; a NaN hides the others."""
+    if peaks is None:
+        return [True] * len(xs)
     return [not peak <= min(-a, b) for peak, (a, b) in zip(peaks.tolist(), _bounds(xs, low, high), strict=True)]
 
 

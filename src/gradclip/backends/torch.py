@@ -25,7 +25,7 @@ from ._blocks import BLOCK
 from ._overlap import said, written_once
 
 Array = Any
-CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
+EXCHANGE = getattr(Tensor, "__dlpack_c_exchange_api__", None)
 TYPES = {torch.float64: "f8", torch.float32: "f4", torch.bfloat16: "u2", torch.float16: "f2"} | {
     torch.complex64: "c8",
     torch.complex128: "c16",
@@ -120,7 +120,8 @@ def norms(name: str, x: Any) -> Array:
         return host.norms(name, x)
     if x.is_complex() or x.dtype is torch.bool:
         raise TypeError(f"{name} must be real numbers; got {x!r}")
-    return x.to(_wide(x)) if _stays([x], False) else host.norms(name, x.detach().double().numpy())
+    on_host = isinstance(arrays([x.to(_wide(x))], lambda i: name, False), Tensors)
+    return host.norms(name, x.detach().numpy()) if on_host else x.to(_wide(x))
 
 
 def field(x: Any, xs: Sequence[Tensor] = ()) -> Tensor:
@@ -137,24 +138,38 @@ def field(x: Any, xs: Sequence[Tensor] = ()) -> Tensor:
 class Tensors(list[Tensor]):
     """Plain CPU tensors that know where they lie, which lie where an earlier one does, and which stand for a sparse one."""
 
-    def __init__(self, xs: Sequence[Tensor], writable: bool, path: Callable[[int], str]) -> None:
-        super().__init__(map(_values, xs) if _sparse(xs) else xs)
-        self.memory = _memory(self)
-        self.unmerged = (
-            [(x, y) for x, y in zip(xs, self, strict=True) if x is not y and not x.is_coalesced()] if writable else []
-        )
-        self.again = _writable_once(self, path) if writable else [False] * len(self)
+    def __init__(self, xs: Sequence[Tensor], memory: native.Memory) -> None:
+        super().__init__(xs)
+        self.memory = memory
+        self.again = [False] * len(self)
+        self.unmerged: list[tuple[Tensor, Tensor]] = []
 
 
 def arrays(leaves: Sequence[Any], path: Callable[[int], str], writable: bool) -> list[Tensor]:
-    kinds, dtypes = set(map(type, leaves)), {x.dtype for x in leaves}
-    if kinds - {Tensor} or dtypes - CODES.keys():
-        for i, leaf in enumerate(leaves):
-            _check(leaf, i, path)
-    xs = [x.detach() for x in leaves] if writable and True in {x.requires_grad for x in leaves} else leaves
-    if _stays(xs, writable):
-        return [_values(x) if x.is_sparse else x for x in xs]
-    return Tensors(xs, writable, path)
+    plain = set(map(type, leaves)) <= {Tensor}
+    kept = not writable and torch.is_grad_enabled() and True in {x.requires_grad for x in leaves}  # a derivative
+    stays = not plain or kept or _traced()
+    memory = None if stays or True in set(map(Tensor.is_neg, leaves)) else _opened(leaves)
+    if memory is not None and memory.whole:  # plain memory of a type that the core knows: there is nothing to check
+        return _once(Tensors(leaves, memory), path) if writable else Tensors(leaves, memory)
+    for i, leaf in enumerate(leaves):
+        _check(leaf, i, path)
+    values = [_values(x.detach() if writable else x) for x in leaves]
+    if stays or not _reachable(values):
+        return values
+    xs = Tensors(values, _memory(values))
+    xs.unmerged = [(x, y) for x, y in zip(leaves, xs, strict=True) if x.is_sparse and not x.is_coalesced()]
+    return _once(xs, path) if writable else xs
+
+
+def _reachable(xs: Sequence[Tensor]) -> bool:
+    """Do they lie in the CPU's memory? Under vmap they do not lie anywhere."""
+    return False not in {x.is_cpu for x in xs} and _read(lambda: [x.data_ptr() for x in xs]) is not None
+
+
+def _traced() -> bool:
+    """Is somebody watching the operations, who would see nothing of what the core does?"""
+    return bool(torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack())
 
 
 def _check(x: Any, i: int, path: Callable[[int], str]) -> None:
@@ -170,50 +185,26 @@ def _check(x: Any, i: int, path: Callable[[int], str]) -> None:
         raise TypeError(f"{name} is of layout {x.layout}: gradients are dense, or sparse of layout torch.sparse_coo")
 
 
-def _stays(xs: Sequence[Tensor], writable: bool) -> bool:
-    """Must torch's own kernels do the work, since there is no memory that may be read now?"""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return True
-    if set(map(type, xs)) - {Tensor} or False in {x.is_cpu for x in xs}:
-        return True
-    if not writable and torch.is_grad_enabled() and True in {x.requires_grad for x in xs}:
-        return True
-    return _read(lambda: [x.data_ptr() for x in xs if not x.is_sparse][:0]) is None
-
-
-def _sparse(xs: Sequence[Tensor]) -> bool:
-    return bool(xs) and {x.layout for x in xs} != {torch.strided}
-
-
 def _values(x: Tensor) -> Tensor:
     """The values of a sparse gradient, rows that occur twice merged."""
     return x.coalesce().values() if x.is_sparse else x
 
 
-def _memory(xs: list[Tensor]) -> native.Memory:
-    count = len(xs)
-    lengths = np.fromiter(map(Tensor.numel, xs), np.int64, count)
-    dtypes = np.fromiter((CODES.get(x.dtype, native.NOT_HELD) for x in xs), np.uint8, count)
-    plain = np.fromiter(map(Tensor.is_contiguous, xs), np.bool_, count)
-    lazy = np.fromiter(map(Tensor.is_neg, xs), np.bool_, count)
-    for i in np.flatnonzero(~plain).tolist():
-        plain[i] = _dense(xs[i])
-    dtypes[~plain | lazy] = native.NOT_HELD
-    return native.plain(np.fromiter(map(Tensor.data_ptr, xs), np.uint64, count), lengths, dtypes, torch.get_num_threads())
+def _memory(xs: Sequence[Tensor]) -> native.Memory:
+    """Where they lie; those whose bits torch reads with another sign lie nowhere."""
+    memory = _opened(xs) or native.nowhere(len(xs))
+    memory.dtypes[[x.is_neg() for x in xs]] = native.NOT_HELD
+    return memory
 
 
-def _dense(x: Tensor) -> bool:
-    """Dense in some order of its axes."""
-    step = 1
-    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n != 1):
-        if stride != step:
-            return bool(x.numel() == 0)
-        step *= size
-    return True
+def _opened(xs: Sequence[Tensor]) -> native.Memory | None:
+    return native.open_tensors(xs, EXCHANGE, torch.get_num_threads())
 
 
-def _writable_once(xs: Tensors, path: Callable[[int], str]) -> list[bool]:
-    return written_once(len(xs), lambda i: _shadow(xs[i]), *xs.memory.bounds(), ~xs.memory.held, path)
+def _once(xs: Tensors, path: Callable[[int], str]) -> Tensors:
+    """Ready to be written, each stretch of memory once; ValueError for what shares only a part of it."""
+    xs.again = written_once(len(xs), lambda i: _shadow(xs[i]), *xs.memory.bounds(), ~xs.memory.held, path)
+    return xs
 
 
 def _shadow(x: Tensor) -> Array:
@@ -306,8 +297,15 @@ def unit_powers(xs: Sequence[Tensor], axes: Sequence[int | None], p: float, divi
 
 
 def fits(xs: Sequence[Tensor], p: float) -> bool:
-    wide = not xs or _wide(xs[0]) is torch.float64
-    return wide and WIDE.isdisjoint({x.dtype for x in xs}) and host.SMALLEST_P <= p <= host.LARGEST_P
+    exact = isinstance(xs, Tensors) or not xs or _wide(xs[0]) is torch.float64
+    return exact and not _some_wide(xs) and host.SMALLEST_P <= p <= host.LARGEST_P
+
+
+def _some_wide(xs: Sequence[Tensor]) -> bool:
+    """Is a gradient of float64 among them, or of complex numbers of two?"""
+    if isinstance(xs, Tensors) and xs.memory.whole:
+        return not xs.memory.dtypes.all()  # float64's code is 0
+    return not WIDE.isdisjoint({x.dtype for x in xs})
 
 
 def lost(powers: Array, p: float) -> Array:
@@ -330,6 +328,8 @@ def peak(peaks: Array) -> Array:
 
 
 def sizes(xs: Sequence[Tensor], counts: Sequence[int]) -> Array:
+    if isinstance(xs, Tensors) and xs.memory.whole and len(counts) == 1:
+        return np.array([xs.memory.lengths.sum()], np.float64)
     each = (x.numel() for x in xs)
     found = [float(sum(islice(each, count))) for count in counts]
     return (
@@ -348,7 +348,7 @@ def nonfinite(xs: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 
 def working(xs: Sequence[Tensor], norm: Array) -> Array:
-    wide = not WIDE.isdisjoint({x.dtype for x in xs})
+    wide = _some_wide(xs)
     if isinstance(norm, Tensor):
         return norm.to(torch.float64 if wide else torch.float32)
     return np.atleast_1d(norm).astype(np.float64 if wide else np.float32)
@@ -409,7 +409,7 @@ def _products_(xs: Sequence[Tensor], coefs: Sequence[Tensor]) -> list[Tensor]:
 
 def _for(xs: Sequence[Tensor], coef: Any) -> Any:
     """The coefficient in the precision of the product, so that the fused kernels take it."""
-    narrow = isinstance(coef, Tensor) and WIDE.isdisjoint({x.dtype for x in xs})
+    narrow = isinstance(coef, Tensor) and not _some_wide(xs)
     return coef.to(torch.float32) if narrow else coef
 
 
@@ -439,8 +439,10 @@ def clamp_(xs: Sequence[Tensor], low: Any, high: Any, peaks: Any) -> tuple[list[
     return (_merged(xs) if True in changed else list(xs)), True in changed
 
 
-def _doubtful(xs: Sequence[Tensor], low: float, high: float, peaks: Array) -> list[bool]:
+def _doubtful(xs: Sequence[Tensor], low: float, high: float, peaks: Array | None) -> list[bool]:
     """May a value lie outside? Said by the largest |x|; a NaN hides the others."""
+    if peaks is None:
+        return [True] * len(xs)
     bounds = {dtype: _rounded(low, high, dtype) for dtype in {x.dtype for x in xs}}
     least = [min(-a, b) for a, b in (bounds[x.dtype] for x in xs)]
     return [not peak <= bound for peak, bound in zip(peaks.tolist(), least, strict=True)]

@@ -215,7 +215,7 @@ def _why(params: list[Tensor]) -> str:
     elif not any(p.requires_grad for p in params):
         reason = f"none of its {len(params)} parameters requires one: are they all frozen?"
     else:
-        reason = "backward() has not reached its parameters, or zero_grad() ran between backward() and step(): is it another model's?"
+        reason = "backward() has not reached them, or zero_grad() ran between it and step(): are they another model's?"
     return (
         f"gradclip is attached to an optimizer that has had no gradient in {PATIENCE} steps, so nothing was clipped: {reason}"
     )

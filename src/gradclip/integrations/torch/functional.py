@@ -17,10 +17,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ...clip import clip_, norm
+from ...backends import open_gradients
+from ...clip import clip_, decide, norm
 from ...conventions import CONVENTIONS, Formula
 from ...nonfinite import NonFiniteError
-from ...rules import Bound, Measured, Rule, State
+from ...rules import Bound, MaxNorm, Measured, Rule, State
 
 Tensors: TypeAlias = Tensor | Iterable[Tensor]
 
@@ -31,13 +32,13 @@ class AtMost(Rule):
 
     limit: float
 
-    scopes = ("global", "element")
+    scopes = ("global",)
 
     def decide(self, measured: Measured, state: State, ops: Any) -> tuple[Bound, State]:
         return (0.0, self.limit), state
 
     def formula(self, scope: str) -> Formula | None:
-        return CONVENTIONS["torch"].formulas.get(scope)
+        return CONVENTIONS["torch"].formulas[scope]
 
 
 def clip_grad_norm_(
@@ -68,13 +69,12 @@ def clip_grad_norm_(
     >>> clip_grad_norm_([p, p], max_norm=1.0), p.grad
     (tensor(5.), tensor([0.6000, 0.8000]))
     """
-    grads = _grads(_listed(parameters))
-    return _clipped(grads, _limit("max_norm", max_norm), norm_type, error_if_nonfinite, None)
+    return _clipped(_listed(parameters), _limit("max_norm", max_norm), norm_type, error_if_nonfinite, None)
 
 
 def clip_grads_with_norm_(parameters: Tensors, max_norm: float, total_norm: Tensor, foreach: bool | None = None) -> None:
     """Multiplies every p.grad in place by min(1, max_norm / (total_norm + 1e-6)): the second half of `clip_grad_norm_`."""
-    _clipped(_grads(_listed(parameters)), _limit("max_norm", max_norm), 2.0, False, total_norm)
+    _clipped(_listed(parameters), _limit("max_norm", max_norm), 2.0, False, total_norm)
 
 
 def get_total_norm(
@@ -85,12 +85,12 @@ def get_total_norm(
     >>> get_total_norm([torch.full((1000,), 60000.0, dtype=torch.float16)])
     tensor(1897366.6250)
     """
-    given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-    grads = {f"tensor {i}": x for i, x in enumerate(given)}
-    if error_if_nonfinite:
-        return _clipped(grads, math.inf, norm_type, True, None)
+    given, order = [tensors] if isinstance(tensors, Tensor) else list(tensors), _order(norm_type)
     with torch.no_grad():
-        return _as_gradients(norm(grads, _order(norm_type)), given)
+        total = norm(given, order)
+    if error_if_nonfinite and not total.isfinite():
+        raise _nonfinite({f"tensor {i}": x for i, x in enumerate(given)}, order)
+    return _as_gradients(total, given)
 
 
 def clip_grad_value_(parameters: Tensors, clip_value: float, foreach: bool | None = None) -> None:
@@ -101,8 +101,10 @@ def clip_grad_value_(parameters: Tensors, clip_value: float, foreach: bool | Non
     >>> clip_grad_value_(p, 1.0); p.grad
     tensor([ 1.0000, -0.5000])
     """
-    rule = AtMost(_limit("clip_value", clip_value))
-    clip_(_grads(_listed(parameters)), rule, scope="element", nonfinite="keep")
+    limit = _limit("clip_value", clip_value)
+    opened = open_gradients([p.grad for p in _listed(parameters)], writable=True)
+    with opened.backend.quiet():
+        opened.backend.clamp_(opened.arrays(), -limit, limit, None)  # no norm is asked for, so one look at each gradient does
 
 
 def clip_grad_norm(
@@ -126,31 +128,38 @@ def _listed(parameters: Tensors) -> list[Tensor]:
         warnings.warn(
             "`parameters` is an empty generator, no gradient clipping will occur: it may have been used up before; "
             "pass a list, or call model.parameters() again",
-            stacklevel=4,
+            stacklevel=3,
         )
-    return list(dict.fromkeys(given))
+    return given if len(set(map(id, given))) == len(given) else list(dict.fromkeys(given))
 
 
-def _grads(parameters: list[Tensor]) -> dict[str, Tensor]:
-    return {f"parameter {i}": p.grad for i, p in enumerate(parameters) if p.grad is not None}
-
-
-def _clipped(grads: dict[str, Tensor], limit: float, norm_type: Any, strict: bool, total_norm: Tensor | None) -> Tensor:
-    policy, order = "raise" if strict else "keep", _order(norm_type)
+def _clipped(parameters: list[Tensor], limit: float, norm_type: Any, strict: bool, total_norm: Tensor | None) -> Tensor:
+    order = _order(norm_type)
+    grads = [p.grad for p in parameters]
     try:
-        clipped = clip_(grads, AtMost(limit), p=order, nonfinite=policy, norm=total_norm)
+        clipped = clip_(grads, AtMost(limit), p=order, nonfinite="raise" if strict else "keep", norm=total_norm)
+    except NonFiniteError:
+        raise _nonfinite({f"parameter {i}": p.grad for i, p in enumerate(parameters)}, order) from None
+    return _as_gradients(clipped.norm, grads)
+
+
+def _nonfinite(grads: dict[str, Tensor | None], order: float) -> NonFiniteError:
+    """The error in torch's words, then in ours."""
+    cause = "the norm is not finite"
+    try:
+        decide(grads, MaxNorm(math.inf), p=order)
     except NonFiniteError as error:
-        raise NonFiniteError(
-            f"The total norm of order {order} for gradients from `parameters` is non-finite, so it cannot be clipped: "
-            f"{error.cause}. Nothing was changed; error_if_nonfinite=False lets NaN spread"
-        ) from None
-    return _as_gradients(clipped.norm, list(grads.values()))
+        cause = error.cause
+    return NonFiniteError(
+        f"The total norm of order {order} for gradients from `parameters` is non-finite, so it cannot be clipped: {cause}. "
+        "Nothing was changed; error_if_nonfinite=False lets NaN spread"
+    )
 
 
-def _as_gradients(norm: Tensor, grads: list[Tensor]) -> Tensor:
+def _as_gradients(norm: Tensor, grads: list[Tensor | None]) -> Tensor:
     """The norm in the promoted type of the gradients, float32 at least."""
     dtype = torch.float32
-    for kind in {x.dtype for x in grads}:
+    for kind in {x.dtype for x in grads if x is not None}:
         dtype = torch.promote_types(dtype, kind.to_real())
     return norm.to(dtype)
 
