@@ -198,7 +198,7 @@ def _on_host(measured: Measured, opened: Gradients) -> Measured:
     known = opened.backend.known(measured.norm)
     if known is None or known is measured.norm:
         return measured
-    return Measured(known)
+    return Measured(known, peaks=measured.peaks)
 
 
 def _weights(opened: Gradients, call: Call, weights: Any) -> Array:

@@ -5,6 +5,7 @@ The same steps as in `eager` with `where` in place of `if`: gradients are always
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from .backends import Gradients
@@ -24,7 +25,7 @@ REFUSED = (
 def clipped(step: Step) -> Clipped:
     """The result of a call, as arrays that the framework may compute whenever it likes."""
     policy, ops = step.call.nonfinite, step.ops
-    step = step._replace(finite=ops.all(ops.isfinite(step.norm)))
+    step = step._replace(finite=ops.all(step.norm < math.inf))
     known = step.opened.backend.truth(step.finite) if policy in ("raise", "skip") else None
     if policy == "raise" and known is None:
         raise ValueError(REFUSED)

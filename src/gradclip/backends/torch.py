@@ -86,7 +86,7 @@ def known(x: Any) -> Array | None:
         return x
     if torch.compiler.is_compiling() or x.requires_grad:
         return None
-    return _read(lambda: np.asarray(x.tolist(), np.float64))
+    return _read(lambda: np.float64(x.item()) if not x.ndim else x.double().cpu().numpy())
 
 
 def truth(flag: Any) -> bool | None:
@@ -154,7 +154,7 @@ def arrays(leaves: Sequence[Any], path: Callable[[int], str], writable: bool) ->
         return _once(Tensors(leaves, memory), path) if writable else Tensors(leaves, memory)
     for i, leaf in enumerate(leaves):
         _check(leaf, i, path)
-    values = [_values(x.detach() if writable else x) for x in leaves]
+    values = [_values(x.detach() if writable and x.requires_grad else x) for x in leaves]
     if stays or not _reachable(values):
         return values
     xs = Tensors(values, _memory(values))
@@ -238,6 +238,8 @@ def powers(xs: Sequence[Tensor], counts: Sequence[int], p: float, divisors: Arra
     parts = _stacked(xs, p, divisors, counts)
     if len(counts) == len(xs) and set(counts) == {1}:
         return parts
+    if len(counts) == 1 and p != math.inf:
+        return parts.sum(0, keepdim=True)
     groups = parts.split(list(counts))
     return torch.stack([(_largest(group) if p == math.inf else group.sum()) for group in groups])
 
@@ -424,7 +426,7 @@ def _product(x: Tensor, coef: Any) -> Tensor:
 
 def clamp(xs: Sequence[Tensor], low: Any, high: Any, peaks: Any) -> tuple[list[Tensor], Any]:
     if not isinstance(xs, Tensors):
-        return [_clamped(x, low, high) for x in xs], _outside(xs, low, high)
+        return [_clamped(x, low, high) for x in xs], _outside(xs, low, high, peaks)
     doubtful = _doubtful(xs, low, high, peaks)
     out = [torch.empty_like(x) if doubt else x for x, doubt in zip(xs, doubtful, strict=True)]
     changed = _clamp_into(xs, low, high, out, doubtful)
@@ -433,7 +435,7 @@ def clamp(xs: Sequence[Tensor], low: Any, high: Any, peaks: Any) -> tuple[list[T
 
 def clamp_(xs: Sequence[Tensor], low: Any, high: Any, peaks: Any) -> tuple[list[Tensor], Any]:
     if not isinstance(xs, Tensors):
-        return _clamped_(xs, low, high)
+        return _clamped_(xs, low, high, peaks)
     doubtful = [doubt and not done for doubt, done in zip(_doubtful(xs, low, high, peaks), xs.again, strict=True)]
     changed = _clamp_into(xs, low, high, xs, doubtful)
     return (_merged(xs) if True in changed else list(xs)), True in changed
@@ -448,20 +450,21 @@ def _doubtful(xs: Sequence[Tensor], low: float, high: float, peaks: Array | None
     return [not peak <= bound for peak, bound in zip(peaks.tolist(), least, strict=True)]
 
 
-def _rounded(low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
-    """The bounds as the type rounds them; those of a modulus have no such type."""
-    if dtype.is_complex:
-        return low, high
-    least, most = torch.tensor([low, high], dtype=torch.float64).to(dtype).tolist()
-    return least, most
-
-
-def _held(low: Any, high: Any, dtype: torch.dtype) -> tuple[Any, Any]:
-    """The bounds as torch's kernels take them, which refuse a number that is too large for the type."""
+def _rounded(low: Any, high: Any, dtype: torch.dtype) -> tuple[Any, Any]:
+    """The bounds as the type rounds them; those of a modulus have no such type, and those on a device stay there."""
     if dtype.is_complex or isinstance(low, Tensor) or isinstance(high, Tensor):
         return low, high
-    most = torch.finfo(dtype).max
-    return (-math.inf if low < -most else low), (math.inf if high > most else high)
+    return _nearest(low, dtype), _nearest(high, dtype)
+
+
+def _nearest(bound: float, dtype: torch.dtype) -> float:
+    """The number of that type that lies nearest, in plain Python, which tracers follow."""
+    if not math.isfinite(bound):
+        return bound
+    info = torch.finfo(dtype)
+    step = info.eps * max(info.tiny, math.ldexp(1.0, math.frexp(bound)[1] - 1))
+    nearest = round(bound / step) * step
+    return nearest if -info.max <= nearest <= info.max else math.copysign(math.inf, bound)
 
 
 def _clamp_into(xs: Tensors, low: float, high: float, ys: list[Tensor], which: Sequence[bool]) -> list[bool]:
@@ -476,7 +479,7 @@ def _clamp_into(xs: Tensors, low: float, high: float, ys: list[Tensor], which: S
     if ys is xs:
         increment_version(list(compress(ys, (direct & changed).tolist())))
     for i in np.flatnonzero(np.array(which) & ~direct).tolist():
-        changed[i] = bool(_outside([xs[i]], low, high))
+        changed[i] = bool(_outside([xs[i]], low, high, None))
         if changed[i]:
             ys[i].copy_(_clamped(xs[i].detach(), low, high))
     return cast("list[bool]", changed.tolist())
@@ -484,18 +487,18 @@ def _clamp_into(xs: Tensors, low: float, high: float, ys: list[Tensor], which: S
 
 def _clamped(x: Tensor, low: Any, high: Any) -> Tensor:
     if not x.is_complex():
-        return x.clamp(*_held(low, high, x.dtype))
+        return x.clamp(*_rounded(low, high, x.dtype))
     size = x.abs()
     above = size > high
     return torch.where(above, x * (high / torch.where(above, size, 1.0)), x)
 
 
-def _clamped_(xs: Sequence[Tensor], low: Any, high: Any) -> tuple[list[Tensor], Any]:
+def _clamped_(xs: Sequence[Tensor], low: Any, high: Any, peaks: Any) -> tuple[list[Tensor], Any]:
     """Two calls for all tensors of a type."""
     with torch.no_grad():
-        changed = _outside(xs, low, high)
+        changed = _outside(xs, low, high, peaks)
         for dtype in {x.dtype for x in xs}:
-            same, (least, most) = [x for x in xs if x.dtype == dtype], _held(low, high, dtype)
+            same, (least, most) = [x for x in xs if x.dtype == dtype], _rounded(low, high, dtype)
             if dtype.is_complex or isinstance(least, Tensor) or isinstance(most, Tensor):
                 for x in same:
                     x.copy_(_clamped(x, low, high))
@@ -505,11 +508,14 @@ def _clamped_(xs: Sequence[Tensor], low: Any, high: Any) -> tuple[list[Tensor], 
     return list(xs), changed
 
 
-def _outside(xs: Sequence[Tensor], low: Any, high: Any) -> Tensor:
-    """Does any value lie outside the bounds?"""
+def _outside(xs: Sequence[Tensor], low: Any, high: Any, peaks: Any) -> Tensor:
+    """Does any value lie outside the bounds? Told by the largest |x| of each where they are alike and of one type."""
+    dtypes = {x.dtype for x in xs}
+    if isinstance(peaks, Tensor) and len(dtypes) == 1 and not isinstance(high, Tensor) and low == -high:
+        return (peaks > _rounded(low, high, *dtypes)[1]).any()
     flags = []
     for x in xs:
-        least, most = _held(low, high, x.dtype)
+        least, most = _rounded(low, high, x.dtype)
         flags.append((x.abs() > most).any() if x.is_complex() else ((x < least) | (x > most)).any())
     return torch.stack([flag.to(flags[0].device) for flag in flags]).any() if flags else torch.zeros((), dtype=torch.bool)
 
@@ -531,8 +537,9 @@ def keep(xs: Sequence[Tensor], finite: Tensor) -> list[Tensor]:
 
 def keep_(xs: Sequence[Tensor], finite: Tensor) -> list[Tensor]:
     with torch.no_grad():
+        stopped = ~finite
         for x in xs:
-            x.masked_fill_(~finite.to(x.device), 0)
+            x.masked_fill_(stopped.to(x.device), 0)
     return list(xs)
 
 
