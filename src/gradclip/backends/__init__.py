@@ -26,14 +26,15 @@ class Gradients(NamedTuple):
 
     backend: Backend
     leaves: list[Any]
-    xs: list[Any]
-    gaps: bool  # is any leaf None?
+    found: list[Any]  # the arrays alone
+    xs: list[Any]  # with None where the leaf is
+    gaps: bool  # is there a None?
     rebuild: Rebuild
     paths: Callable[[], list[str]]
 
     def arrays(self) -> list[Any]:
         """The arrays alone."""
-        return [x for x in self.xs if x is not None] if self.gaps else self.xs
+        return self.found
 
     def replaced(self, new: list[Any]) -> Any:
         """The tree with new arrays, one for each of `arrays()`; a leaf whose array stayed the same is itself."""
@@ -58,11 +59,12 @@ def open_gradients(tree: Any, *, writable: bool = False) -> Gradients:
     backend = _common(kinds - {NoneType}, leaves, tree)
     if gaps:
         present = [i for i, leaf in enumerate(leaves) if leaf is not None]
-        opened = iter(backend.arrays([leaves[i] for i in present], lambda k: paths(tree)[present[k]], writable))
-        xs = [None if leaf is None else next(opened) for leaf in leaves]
+        found = backend.arrays([leaves[i] for i in present], lambda k: paths(tree)[present[k]], writable)
+        each = iter(found)
+        xs = [None if leaf is None else next(each) for leaf in leaves]
     else:
-        xs = backend.arrays(leaves, lambda k: paths(tree)[k], writable)
-    return Gradients(backend, leaves, xs, gaps, rebuild, lambda: paths(tree))
+        xs = found = backend.arrays(leaves, lambda k: paths(tree)[k], writable)
+    return Gradients(backend, leaves, found, xs, gaps, rebuild, lambda: paths(tree))
 
 
 def settled(tree: Any) -> Any:

@@ -223,7 +223,7 @@ def _shadow(x: Tensor) -> Array:
 def restore(x: Tensor, leaf: Tensor) -> Tensor:
     if not leaf.is_sparse:
         return x
-    return torch.sparse_coo_tensor(leaf.coalesce().indices(), x, leaf.shape, is_coalesced=True)
+    return torch.sparse_coo_tensor(leaf.coalesce().indices(), x, leaf.shape, is_coalesced=True, check_invariants=False)
 
 
 def _blocks_of(x: Tensor) -> Iterator[Array]:
@@ -257,7 +257,9 @@ def _stacked(xs: Sequence[Tensor], p: float, divisors: Tensor | None, counts: Se
 
 def _fusible(xs: Sequence[Tensor]) -> bool:
     """Is there neither a derivative nor a graph to keep simple? Then one call does for all tensors."""
-    if torch.compiler.is_compiling() or True in {x.is_complex() for x in xs}:
+    if torch.compiler.is_compiling() or not xs or True in {x.is_complex() for x in xs}:
+        return False
+    if _read(xs[0].data_ptr) is None:  # vmap, which knows no such call
         return False
     return not (torch.is_grad_enabled() and True in {x.requires_grad for x in xs})
 
@@ -266,8 +268,8 @@ def _fused(xs: Sequence[Tensor], p: float) -> list[Tensor]:
     wide = _wide(xs[0])
     if p != math.inf:
         return list(torch._foreach_powsum(xs, p, dtype=wide))
-    full = torch._foreach_norm([x for x in xs if x.numel()], p, dtype=wide)
-    each = iter(full)
+    full = [x for x in xs if x.numel()]
+    each = iter(torch._foreach_norm(full, p, dtype=wide) if full else [])
     return [next(each) if x.numel() else torch.zeros((), dtype=wide, device=x.device) for x in xs]
 
 
@@ -383,9 +385,14 @@ def _scale_into(xs: Tensors, coefs: Sequence[float], ys: list[Tensor], which: Se
     direct = xs.memory.held & targets.held & np.array(which)
     native.scale(xs.memory.only(direct), targets.only(direct), np.array(coefs, np.float64)[direct])
     for i in np.flatnonzero(np.array(which) & ~direct).tolist():
-        ys[i].copy_(xs[i].detach().to(_double(xs[i])) * coefs[i])
+        _write(ys[i], xs[i].detach().to(_double(xs[i])) * coefs[i])
     if ys is xs:
         increment_version(list(compress(ys, direct.tolist())))
+
+
+def _write(y: Tensor, value: Tensor) -> None:
+    with torch.inference_mode() if y.is_inference() else nullcontext():
+        y.copy_(value)
 
 
 def _double(x: Tensor) -> torch.dtype:
@@ -396,7 +403,8 @@ def _products(xs: Sequence[Tensor], coefs: Sequence[Tensor]) -> list[Tensor]:
     """x · coef by torch's kernels, formed in float32 at least; one call for all where that is right."""
     if not _fusible(xs) or len(set(map(id, coefs))) > 1:
         return [_product(x, coef) for x, coef in zip(xs, coefs, strict=True)]
-    return list(torch._foreach_mul(list(xs), _for(xs, coefs[0]))) if xs else []
+    scaled = torch._foreach_mul(list(xs), _for(xs, coefs[0])) if xs else []
+    return [y.to(x.dtype) for x, y in zip(xs, scaled, strict=True)]  # a 0-d tensor takes the type of the coefficient
 
 
 def _products_(xs: Sequence[Tensor], coefs: Sequence[Tensor]) -> list[Tensor]:
@@ -416,12 +424,11 @@ def _for(xs: Sequence[Tensor], coef: Any) -> Any:
 
 
 def _product(x: Tensor, coef: Any) -> Tensor:
+    """x · coef, formed in the norm's own precision and rounded once; a coefficient may lie outside float32's range."""
     if not isinstance(coef, Tensor):
         return x * coef
-    if x.dtype in WIDE:
-        return x * coef.to(x.device)
-    wide = x if x.is_complex() else x.float()
-    return (wide * coef.to(x.device, torch.float32)).to(x.dtype)
+    wide = torch.promote_types(coef.dtype, x.dtype)
+    return (x.to(wide) * coef.to(x.device)).to(x.dtype)
 
 
 def clamp(xs: Sequence[Tensor], low: Any, high: Any, peaks: Any) -> tuple[list[Tensor], Any]:
@@ -481,7 +488,7 @@ def _clamp_into(xs: Tensors, low: float, high: float, ys: list[Tensor], which: S
     for i in np.flatnonzero(np.array(which) & ~direct).tolist():
         changed[i] = bool(_outside([xs[i]], low, high, None))
         if changed[i]:
-            ys[i].copy_(_clamped(xs[i].detach(), low, high))
+            _write(ys[i], _clamped(xs[i].detach(), low, high))
     return cast("list[bool]", changed.tolist())
 
 

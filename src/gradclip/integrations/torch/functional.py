@@ -161,7 +161,7 @@ def _as_gradients(norm: Tensor, grads: list[Tensor | None]) -> Tensor:
     dtype = torch.float32
     for kind in {x.dtype for x in grads if x is not None}:
         dtype = torch.promote_types(dtype, kind.to_real())
-    return norm.to(dtype)
+    return torch.as_tensor(norm).to(dtype)  # of no gradients it is NumPy's
 
 
 def _limit(name: str, value: Any) -> float:
