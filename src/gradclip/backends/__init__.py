@@ -26,15 +26,15 @@ class Gradients(NamedTuple):
 
     backend: Backend
     leaves: list[Any]
-    found: list[Any]  # the arrays alone
-    xs: list[Any]  # with None where the leaf is
-    gaps: bool  # is there a None?
+    xs: list[Any]
+    present: list[Any]  # the arrays alone, as the backend opened them: it may know more of them than a list does
+    gaps: bool  # is any leaf None?
     rebuild: Rebuild
     paths: Callable[[], list[str]]
 
     def arrays(self) -> list[Any]:
         """The arrays alone."""
-        return self.found
+        return self.present
 
     def replaced(self, new: list[Any]) -> Any:
         """The tree with new arrays, one for each of `arrays()`; a leaf whose array stayed the same is itself."""
@@ -58,13 +58,13 @@ def open_gradients(tree: Any, *, writable: bool = False) -> Gradients:
     gaps = NoneType in kinds
     backend = _common(kinds - {NoneType}, leaves, tree)
     if gaps:
-        present = [i for i, leaf in enumerate(leaves) if leaf is not None]
-        found = backend.arrays([leaves[i] for i in present], lambda k: paths(tree)[present[k]], writable)
-        each = iter(found)
+        places = [i for i, leaf in enumerate(leaves) if leaf is not None]
+        present = backend.arrays([leaves[i] for i in places], lambda k: paths(tree)[places[k]], writable)
+        each = iter(present)
         xs = [None if leaf is None else next(each) for leaf in leaves]
     else:
-        xs = found = backend.arrays(leaves, lambda k: paths(tree)[k], writable)
-    return Gradients(backend, leaves, found, xs, gaps, rebuild, lambda: paths(tree))
+        xs = present = backend.arrays(leaves, lambda k: paths(tree)[k], writable)
+    return Gradients(backend, leaves, xs, present, gaps, rebuild, lambda: paths(tree))
 
 
 def settled(tree: Any) -> Any:
