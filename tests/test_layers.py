@@ -59,8 +59,13 @@ def imports(source, module):
 def faults(source, module):
     own, foreign = imports(source, module)
     wrong = []
-    if module.startswith(("cli/", "integrations/")):
-        wrong += [name for name in own if name.startswith("integrations/") and module.startswith("integrations/")]
+    if module.startswith("integrations/"):
+        package = "/".join(module.split("/")[:2])
+        wrong += [name for name in own if name.startswith(("integrations/", "cli/")) and not name.startswith(package)]
+    elif module.startswith("cli/"):
+        wrong += [
+            name for name in own if name.startswith("integrations/") and "benchmarks" not in module and "verify" not in module
+        ]
     else:
         wrong += sorted(own - ALLOWED.get(module, FRAMEWORK if module.startswith("backends/") else set()))
     if not module.startswith("integrations/") and not module.startswith(("cli/verify", "cli/benchmarks/")):

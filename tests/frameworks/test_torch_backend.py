@@ -40,8 +40,8 @@ def test_views(view, dtype, p):
     wide = plain.to(torch.complex128 if dtype.is_complex else torch.float64)
     assert norm == pytest.approx(torch.linalg.vector_norm(wide, p).item() if x.numel() else 0.0, rel=1e-12)
     assert norm == pytest.approx(gradclip.norm(plain, p).item(), rel=1e-15)
-    clipped = clip(x, MaxNorm(0.5), p=p)
-    assert torch.equal(clipped.grads, clip(plain, MaxNorm(0.5), p=p).grads)
+    clipped = clip(x, MaxNorm(0.5), norm=norm)
+    assert torch.equal(clipped.grads, clip(plain, MaxNorm(0.5), norm=norm).grads)
     assert clipped.grads.shape == x.shape
     by_value = clip(x, MaxNorm(0.5), scope="element").grads
     assert torch.equal(by_value, clip(plain, MaxNorm(0.5), scope="element").grads)
@@ -212,6 +212,12 @@ def test_a_coefficient_outside_the_range_of_float32():
     strided = torch.tensor([3e38, 0, 1e38, 0])[::2]
     assert torch.equal(clip(strided, MaxNorm(1e-3)).grads, want.float())
     assert torch.equal(clip(x.requires_grad_(), MaxNorm(1e-3)).grads, want.float())
+
+
+def test_two_factors_write_repeated_memory_once():
+    x = torch.tensor([3e200, 4e200], dtype=torch.float64)
+    clip_([x, None, x.view(2, 1)], MaxNorm(math.sqrt(2) * 5e-100))
+    assert x.tolist() == pytest.approx([3e-100, 4e-100], rel=1e-15)
 
 
 def test_fields_are_tensors_on_the_gradients_device():

@@ -370,7 +370,7 @@ def scale(xs: Sequence[Tensor], coefs: Sequence[Any]) -> list[Tensor]:
     return out
 
 
-def scale_(xs: Sequence[Tensor], coefs: Sequence[Any]) -> list[Tensor]:
+def scale_(xs: list[Tensor], coefs: Sequence[Any]) -> list[Tensor]:
     if not isinstance(xs, Tensors):
         return _products_(xs, coefs)
     _scale_into(xs, coefs, xs, [coef != 1 and not done for coef, done in zip(coefs, xs.again, strict=True)])
@@ -407,14 +407,14 @@ def _products(xs: Sequence[Tensor], coefs: Sequence[Tensor]) -> list[Tensor]:
     return [y.to(x.dtype) for x, y in zip(xs, scaled, strict=True)]  # a 0-d tensor takes the type of the coefficient
 
 
-def _products_(xs: Sequence[Tensor], coefs: Sequence[Tensor]) -> list[Tensor]:
+def _products_(xs: list[Tensor], coefs: Sequence[Tensor]) -> list[Tensor]:
     with torch.no_grad():
         if _fusible(xs) and len(set(map(id, coefs))) == 1:
             torch._foreach_mul_(list(xs), _for(xs, coefs[0]))
         else:
             for x, coef in zip(xs, coefs, strict=True):
                 x.copy_(_product(x, coef))
-    return list(xs)
+    return xs
 
 
 def _for(xs: Sequence[Tensor], coef: Any) -> Any:
@@ -440,12 +440,12 @@ def clamp(xs: Sequence[Tensor], low: Any, high: Any, peaks: Any) -> tuple[list[T
     return [y if hit else x for x, y, hit in zip(xs, out, changed, strict=True)], True in changed
 
 
-def clamp_(xs: Sequence[Tensor], low: Any, high: Any, peaks: Any) -> tuple[list[Tensor], Any]:
+def clamp_(xs: list[Tensor], low: Any, high: Any, peaks: Any) -> tuple[list[Tensor], Any]:
     if not isinstance(xs, Tensors):
         return _clamped_(xs, low, high, peaks)
     doubtful = [doubt and not done for doubt, done in zip(_doubtful(xs, low, high, peaks), xs.again, strict=True)]
     changed = _clamp_into(xs, low, high, xs, doubtful)
-    return (_merged(xs) if True in changed else list(xs)), True in changed
+    return (_merged(xs) if True in changed else xs), True in changed
 
 
 def _doubtful(xs: Sequence[Tensor], low: float, high: float, peaks: Array | None) -> list[bool]:
@@ -500,7 +500,7 @@ def _clamped(x: Tensor, low: Any, high: Any) -> Tensor:
     return torch.where(above, x * (high / torch.where(above, size, 1.0)), x)
 
 
-def _clamped_(xs: Sequence[Tensor], low: Any, high: Any, peaks: Any) -> tuple[list[Tensor], Any]:
+def _clamped_(xs: list[Tensor], low: Any, high: Any, peaks: Any) -> tuple[list[Tensor], Any]:
     """Two calls for all tensors of a type."""
     with torch.no_grad():
         changed = _outside(xs, low, high, peaks)
@@ -512,7 +512,7 @@ def _clamped_(xs: Sequence[Tensor], low: Any, high: Any, peaks: Any) -> tuple[li
             else:
                 torch._foreach_clamp_min_(same, least)
                 torch._foreach_clamp_max_(same, most)
-    return list(xs), changed
+    return xs, changed
 
 
 def _outside(xs: Sequence[Tensor], low: Any, high: Any, peaks: Any) -> Tensor:
@@ -531,7 +531,7 @@ def zeros(xs: Sequence[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(x) for x in xs]
 
 
-def zero_(xs: Sequence[Tensor]) -> list[Tensor]:
+def zero_(xs: list[Tensor]) -> list[Tensor]:
     with torch.no_grad():
         for x in xs:
             x.zero_()
@@ -542,16 +542,16 @@ def keep(xs: Sequence[Tensor], finite: Tensor) -> list[Tensor]:
     return [torch.where(finite.to(x.device), x, torch.zeros((), dtype=x.dtype, device=x.device)) for x in xs]
 
 
-def keep_(xs: Sequence[Tensor], finite: Tensor) -> list[Tensor]:
+def keep_(xs: list[Tensor], finite: Tensor) -> list[Tensor]:
     with torch.no_grad():
         stopped = ~finite
         for x in xs:
             x.masked_fill_(stopped.to(x.device), 0)
-    return list(xs)
+    return xs
 
 
-def _merged(xs: Sequence[Tensor]) -> list[Tensor]:
+def _merged(xs: list[Tensor]) -> list[Tensor]:
     """Written back where the values stood for a sparse tensor whose rows had not been merged."""
     for sparse, values in xs.unmerged if isinstance(xs, Tensors) else []:
         sparse.copy_(restore(values, sparse))
-    return list(xs)
+    return xs
