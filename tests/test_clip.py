@@ -572,6 +572,6 @@ def test_norm_measures():
     assert gradclip.norm(tree, scope="tensor").tolist() == [5, 0, 12]
     assert gradclip.norm(tree, scope="element") == 12
     with pytest.raises(ValueError, match="scope must be one of"):
-        gradclip.norm(tree, scope="unit")
+        gradclip.norm(tree, scope="layer")
     with pytest.raises(ValueError, match="every value by itself"):
         gradclip.norm(tree, p=1, scope="element")

@@ -10,8 +10,9 @@ from .backends import flatten, host, settled
 from .call import resolve
 from .clip import clip, init
 from .clipped import Clipped
+from .layout import Unit
 from .measure import Reduce
-from .rules import Rule, State
+from .rule import Rule, State
 
 Array = Any
 VERSION = 1
@@ -47,7 +48,7 @@ class Clipper:
     Counts(steps=1, clipped=1, skipped=0, nonfinite=0)
     """
 
-    def __init__(self, rule: Rule, scope: str | None = None, p: float = 2, nonfinite: str = "raise") -> None:
+    def __init__(self, rule: Rule, scope: str | Unit | None = None, p: float = 2, nonfinite: str = "raise") -> None:
         resolve(rule, scope, p, nonfinite)
         self.rule = rule
         self.scope = scope

@@ -72,6 +72,10 @@ def put(window: Tensor, slot: Tensor, value: Tensor) -> Tensor:
     return window.index_copy(0, torch.as_tensor(slot, device=window.device).long().reshape(1), value[None])
 
 
+def take(x: Tensor, place: Tensor) -> Tensor:
+    return x.index_select(0, place.long().reshape(1))[0]
+
+
 def scalar(value: Any) -> Any:
     return value
 
@@ -250,7 +254,7 @@ def _stacked(xs: Sequence[Tensor], p: float, divisors: Tensor | None, counts: Se
         return torch.zeros(0, dtype=torch.float64)
     if divisors is not None:
         each = [by for by, count in zip(divisors.unbind(), counts, strict=True) for _ in range(count)]
-        xs = [(x.abs() if x.is_complex() else x).to(_wide(x)) / by.to(x.device) for x, by in zip(xs, each, strict=True)]
+        xs = [_size(x) / by.to(x.device) for x, by in zip(xs, each, strict=True)]
     parts = _fused(xs, p) if _fusible(xs) else [_power(x, p) for x in xs]
     return torch.stack([part if part.device == parts[0].device else part.to(parts[0].device) for part in parts])
 
@@ -275,8 +279,7 @@ def _fused(xs: Sequence[Tensor], p: float) -> list[Tensor]:
 
 def _power(x: Tensor, p: float) -> Tensor:
     """Σ|x|^p, its derivative 0 where x is 0."""
-    size = x.abs() if x.is_complex() else x
-    size = size.to(_wide(x))
+    size = _size(x)
     if p == math.inf:
         return _largest(size.abs())
     if p == 1:
@@ -297,7 +300,36 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def unit_powers(xs: Sequence[Tensor], axes: Sequence[int | None], p: float, divisors: Array = None) -> Array:
-    raise NotImplementedError
+    if isinstance(xs, Tensors):
+        return host.unit_powers([_plain(x) for x in xs], axes, p, divisors)
+    counts = [1 if axis is None else x.shape[axis] for x, axis in zip(xs, axes, strict=True)]
+    if divisors is not None:
+        parts = zip(xs, divisors.split(counts), axes, strict=True)
+        xs = [_size(x) / aligned(part, x, axis).to(x.device) for x, part, axis in parts]
+    found = [_unit_powers(_size(x), axis, p) for x, axis in zip(xs, axes, strict=True)]
+    return torch.cat([part.to(found[0].device) for part in found]) if found else torch.zeros(0, dtype=torch.float64)
+
+
+def _plain(x: Tensor) -> Array:
+    """As NumPy's, without a copy where torch allows that."""
+    x = x.detach().resolve_conj().resolve_neg()
+    return (x.float() if x.dtype is torch.bfloat16 else x).numpy()
+
+
+def _unit_powers(x: Tensor, axis: int | None, p: float) -> Tensor:
+    if axis is None:
+        return _power(x, p).reshape(1)
+    rows = x.movedim(axis, 0).reshape(x.shape[axis], -1)
+    return torch.stack([_power(row, p) for row in rows.unbind()]) if p not in (1, 2) else _rows(rows, p)
+
+
+def _rows(rows: Tensor, p: float) -> Tensor:
+    return (rows.abs() if p == 1 else rows.square()).sum(1)
+
+
+def _size(x: Tensor) -> Tensor:
+    """|x| for complex x, in the norm's precision."""
+    return (x.abs() if x.is_complex() else x).to(_wide(x))
 
 
 def fits(xs: Sequence[Tensor], p: float) -> bool:
@@ -341,6 +373,19 @@ def sizes(xs: Sequence[Tensor], counts: Sequence[int]) -> Array:
     )
 
 
+def pick(xs: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:
+    picked = [xs[i] for i in places]
+    return Tensors(picked, xs.memory.only(np.array(places, np.intp))) if isinstance(xs, Tensors) else picked
+
+
+def unit_axis(x: Tensor) -> int | None:
+    return 0
+
+
+def aligned(coef: Array, x: Tensor, axis: int | None) -> Array:
+    return coef[0] if axis is None else coef.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+
+
 def is_complex(x: Tensor) -> bool:
     return bool(x.is_complex())
 
@@ -365,6 +410,8 @@ def widened(coef: Array, norm: Array) -> Array:
 def scale(xs: Sequence[Tensor], coefs: Sequence[Any]) -> list[Tensor]:
     if not isinstance(xs, Tensors):
         return _products(xs, coefs)
+    if np.ndarray in set(map(type, coefs)):
+        return [_by_units(x, coef, torch.empty_like(x)) if np.any(coef != 1) else x for x, coef in zip(xs, coefs, strict=True)]
     out = [x if coef == 1 else torch.empty_like(x) for x, coef in zip(xs, coefs, strict=True)]
     _scale_into(xs, coefs, out, [coef != 1 for coef in coefs])
     return out
@@ -373,8 +420,22 @@ def scale(xs: Sequence[Tensor], coefs: Sequence[Any]) -> list[Tensor]:
 def scale_(xs: list[Tensor], coefs: Sequence[Any]) -> list[Tensor]:
     if not isinstance(xs, Tensors):
         return _products_(xs, coefs)
+    if np.ndarray in set(map(type, coefs)):
+        return _scale_units_(xs, coefs)
     _scale_into(xs, coefs, xs, [coef != 1 and not done for coef, done in zip(coefs, xs.again, strict=True)])
     return _merged(xs)
+
+
+def _scale_units_(xs: Tensors, coefs: Sequence[Any]) -> list[Tensor]:
+    for x, coef, done in zip(xs, coefs, xs.again, strict=True):
+        if np.any(coef != 1) and not done:
+            _by_units(x, coef, x)
+    return _merged(xs)
+
+
+def _by_units(x: Tensor, coef: Array, y: Tensor) -> Tensor:
+    _write(y, x.detach().to(_double(x)) * torch.as_tensor(coef))
+    return y
 
 
 def _scale_into(xs: Tensors, coefs: Sequence[float], ys: list[Tensor], which: Sequence[bool]) -> None:

@@ -13,7 +13,8 @@ from torch.optim import LBFGS, Optimizer
 
 from ...clipped import Clipped
 from ...clipper import Clipper, Counts
-from ...rules import Rule
+from ...layout import Unit
+from ...rule import Rule
 from .scaled import Scale
 
 MARK = "_gradclip"
@@ -24,7 +25,7 @@ def attach(
     optimizer: Optimizer,
     rule: Rule,
     *,
-    scope: str | None = None,
+    scope: str | Unit | None = None,
     p: float = 2,
     nonfinite: str = "raise",
     named_parameters: Iterable[tuple[str, Tensor]] | None = None,

@@ -21,7 +21,8 @@ from ...backends import open_gradients
 from ...clip import clip_, decide, norm
 from ...conventions import CONVENTIONS, Formula
 from ...nonfinite import NonFiniteError
-from ...rules import Bound, MaxNorm, Measured, Rule, State
+from ...rule import Bound, Measured, Rule, State
+from ...rules import MaxNorm
 
 Tensors: TypeAlias = Tensor | Iterable[Tensor]
 
@@ -35,7 +36,7 @@ class AtMost(Rule):
     scopes = ("global",)
 
     def decide(self, measured: Measured, state: State, ops: Any) -> tuple[Bound, State]:
-        return (0.0, self.limit), state
+        return Bound(0.0, self.limit), state
 
     def formula(self, scope: str) -> Formula | None:
         return CONVENTIONS["torch"].formulas[scope]
