@@ -10,7 +10,11 @@ import gradclip
 from gradclip.backends import _protocol, host
 
 ROOT = Path(__file__).parent.parent
-NAMES = ['Both', 'Bounds', 'Clipped', 'Clipper', 'EmaRatio', 'Groups', 'MaxNorm', 'MaxRms', 'Median', 'NonFiniteError', 'Quantile', 'Ratio', 'Skip', 'Unit', 'UnitNorm', 'ZScore', 'clip', 'clip_', 'clip_by_global_norm', 'clip_by_norm', 'clip_by_value', 'init', 'norm', 'set_threads']  # fmt: skip
+NAMES = [
+    "Both", "Bounds", "Clipped", "Clipper", "EmaRatio", "Groups", "MaxNorm", "MaxRms", "Median", "NonFiniteError",
+    "Quantile", "Ratio", "Skip", "Unit", "UnitNorm", "ZScore", "clip", "clip_", "clip_by_global_norm", "clip_by_norm",
+    "clip_by_value", "init", "norm", "set_threads",
+]  # fmt: skip
 
 
 def test_the_public_names_are_these():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -59,6 +60,7 @@ class Clipper:
         self._flags: list[tuple[Array, Array, Array]] = []
         self._state: State | None = None
         self._kind: type[Rule] = type(rule)
+        self._told = 0
 
     def __call__(self, grads: Any, weights: Any = None) -> Clipped:
         """`clip(grads, rule, …)` with this clipper's state; one that raises changes neither state nor counts."""
@@ -95,9 +97,24 @@ class Clipper:
 
     @property
     def counts(self) -> Counts:
-        """What came of all calls; flags that are still on a device are read when it is asked for."""
+        """What came of all calls; flags that are still on a device are read when it is asked for.
+
+        Warns where the rule took a new level of the norm for granted, after too many clips in a row.
+        """
         self._read()
+        self._tell()
         return self._counts
+
+    def _tell(self) -> None:
+        rebased = None if self._state is None else self.rule.rebased(self._state)
+        times = 0 if rebased is None else int(host.field(rebased).max(initial=0))
+        if times > self._told:
+            warnings.warn(
+                f"{type(self.rule).__name__} took a new level for granted {times} time{'s' * (times > 1)}, after too many clips "
+                "in a row: has the learning rate, the batch or the loss scale changed?",
+                stacklevel=3,
+            )
+        self._told = times
 
     def _read(self) -> None:
         flags, self._flags = self._flags, []

@@ -148,3 +148,39 @@ def window(zero: Array, size: int) -> Array:
     """Zeros [size, *zero.shape]."""
     rows = [[0.0]] * size if getattr(zero, "shape", ()) else [0.0] * size
     return zero + rows if hasattr(zero, "shape") else rows
+
+
+def one(flag: Array, ops: Any) -> Array:
+    """1 where the flag is set, else 0."""
+    return ops.where(flag, 1.0, 0.0)
+
+
+def averaged(
+    mean: Array, variance: Array, known: Array, value: Array, warmup: int, decay: float, ops: Any
+) -> tuple[Array, Array]:
+    """Mean and variance with one more value: of all so far during the warm-up, exponential after it."""
+    weight = ops.where(known < warmup, 1.0 / (known + 1.0), 1.0 - decay)
+    new = mean + weight * (value - mean)
+    early = (1.0 - weight) * variance + weight * (value - mean) * (value - new)
+    later = decay * variance + (1.0 - decay) * (value - new) ** 2
+    return new, ops.where(known < warmup, early, later)
+
+
+def kept(state: State, norm: Array, size: int, ops: Any) -> State:
+    """The window with one more norm, in place of its oldest."""
+    norms, known = state
+    slot = known - size * ops.floor(known / size)
+    return ops.put(norms, slot, norm), known + 1.0
+
+
+def quantile(state: State, q: float, size: int, ops: Any) -> Array:
+    """The q-quantile of the norms in the window, interpolated linearly; 0 of none. What is not filled is 0 and sorts first."""
+    norms, known = state
+    ascending = ops.sort(norms)
+    filled = ops.where(known < size, known, 1.0 * size)
+    place = q * ops.where(filled > 1, filled - 1.0, 0.0)
+    below = ops.floor(place)
+    first = size - filled + below
+    low = ops.take(ascending, ops.where(first < size, first, size - 1.0))
+    high = ops.take(ascending, ops.where(first + 1.0 < size, first + 1.0, size - 1.0))
+    return low + (place - below) * (high - low)

@@ -12,6 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from .conventions import CONVENTIONS, Formula
+from .published import AdaGC, AutoClip, Icefall, ZClip
 from .rule import (
     Array,
     Bound,
@@ -20,10 +21,14 @@ from .rule import (
     State,
     Threshold,
     at,
+    averaged,
     check_bounds,
     check_norms,
     count,
     fraction,
+    kept,
+    one,
+    quantile,
     remembers,
     step_of,
     threshold,
@@ -235,6 +240,11 @@ class Median(Rule):
     def init(self, zero: Array) -> State:
         return window(zero, self.window), 0.0
 
+    @staticmethod
+    def published(k: float = 2.0, *, period: int = 100) -> Rule:
+        """As icefall has it: a limit that stays for `period` steps."""
+        return Icefall(k, period)
+
     def decide(self, measured: Measured, state: State, ops: Any) -> tuple[Bound, State]:
         median = quantile(state, 0.5, self.window, ops)
         limit = learnt(median > 0, self.k * median, state[1] >= self.warmup, self.warmup_norm, ops)
@@ -264,6 +274,11 @@ class Quantile(Rule):
 
     def init(self, zero: Array) -> State:
         return window(zero, self.window), 0.0
+
+    @staticmethod
+    def published(q: float = 0.1, *, window: int = 10_000) -> Rule:
+        """As the paper has it: the threshold holds the norm that it judges, and there is no warm-up."""
+        return AutoClip(q, window)
 
     def decide(self, measured: Measured, state: State, ops: Any) -> tuple[Bound, State]:
         found = quantile(state, self.q, self.window, ops)
@@ -298,6 +313,19 @@ class ZScore(Rule):
 
     def init(self, zero: Array) -> State:
         return (zero,) * 5
+
+    @staticmethod
+    def published(
+        z: float = 2.5,
+        *,
+        decay: float = 0.97,
+        warmup: int = 25,
+        mode: str = "adaptive",
+        max_norm: float | None = 1.0,
+        skip_update: bool = False,
+    ) -> Rule:
+        """As zclip 1.0.0 has it, whose `max_norm` makes it a clip at 1 wherever norms are larger."""
+        return ZClip(z, decay, warmup, mode, max_norm, skip_update)
 
     def decide(self, measured: Measured, state: State, ops: Any) -> tuple[Bound, State]:
         (mean, variance, known, run, rebased), norm = state, measured.norm
@@ -345,6 +373,11 @@ class EmaRatio(Rule):
     def init(self, zero: Array) -> State:
         return (zero,) * 4
 
+    @staticmethod
+    def published(ratio: float = 1.05, *, decay: float = 0.98, warmup: int = 100, max_norm: float = 1.0) -> Rule:
+        """As the paper has it: a clip of all at `max_norm` in the warm-up, whose least norms the averages begin as."""
+        return AdaGC(ratio, decay, warmup, max_norm)
+
     def decide(self, measured: Measured, state: State, ops: Any) -> tuple[Bound, State]:
         (average, known, run, rebased), norm = state, measured.norm
         above = self.ratio * ops.where(average > self.floor, average, self.floor)
@@ -386,44 +419,8 @@ def capped(norm: Array, limit: Array, ops: Any) -> Array:
     return ops.where(norm > CAP * limit, CAP * limit, norm)
 
 
-def one(flag: Array, ops: Any) -> Array:
-    """1 where the flag is set, else 0."""
-    return ops.where(flag, 1.0, 0.0)
-
-
 def in_a_row(run: Array, clipped: Array, most: int, ops: Any) -> tuple[Array, Array]:
     """How many clips in a row that makes, and were they too many? Then they are counted from 0 again."""
     run = ops.where(clipped, run + 1.0, 0.0)
     moved = run >= most
     return ops.where(moved, 0.0, run), moved
-
-
-def averaged(
-    mean: Array, variance: Array, known: Array, value: Array, warmup: int, decay: float, ops: Any
-) -> tuple[Array, Array]:
-    """Mean and variance with one more value: of all so far during the warm-up, exponential after it."""
-    weight = ops.where(known < warmup, 1.0 / (known + 1.0), 1.0 - decay)
-    new = mean + weight * (value - mean)
-    early = (1.0 - weight) * variance + weight * (value - mean) * (value - new)
-    later = decay * variance + (1.0 - decay) * (value - new) ** 2
-    return new, ops.where(known < warmup, early, later)
-
-
-def kept(state: State, norm: Array, size: int, ops: Any) -> State:
-    """The window with one more norm, in place of its oldest."""
-    norms, known = state
-    slot = known - size * ops.floor(known / size)
-    return ops.put(norms, slot, norm), known + 1.0
-
-
-def quantile(state: State, q: float, size: int, ops: Any) -> Array:
-    """The q-quantile of the norms in the window, interpolated linearly; 0 of none. What is not filled is 0 and sorts first."""
-    norms, known = state
-    ascending = ops.sort(norms)
-    filled = ops.where(known < size, known, 1.0 * size)
-    place = q * ops.where(filled > 1, filled - 1.0, 0.0)
-    below = ops.floor(place)
-    first = size - filled + below
-    low = ops.take(ascending, ops.where(first < size, first, size - 1.0))
-    high = ops.take(ascending, ops.where(first + 1.0 < size, first + 1.0, size - 1.0))
-    return low + (place - below) * (high - low)

@@ -15,6 +15,7 @@ class Frame(NamedTuple):
     modes: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
     traced: frozenset[str] = frozenset()  # the modes in which norms stay with the framework
     readable: frozenset[str] = frozenset({"eager"})  # the modes in which a value can be looked at, where it is asked for
+    unit_axis: int = 0  # the axis of the outputs, in this framework's layout of a matrix and of three axes
     dtypes: tuple[Any, ...] = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
 
 
@@ -41,9 +42,9 @@ def torch() -> Frame:
             return func(*args, **(kwargs or {}))
 
     def watched(f):
-        def work(grads):
+        def work(*given):
             with Watching():
-                return f(grads)
+                return f(*given)
 
         return work
 

@@ -6,7 +6,24 @@ import numpy as np
 import pytest
 from frames import FRAMES
 
-from gradclip import Bounds, MaxNorm, NonFiniteError, clip
+from gradclip import (
+    Both,
+    Bounds,
+    EmaRatio,
+    Groups,
+    MaxNorm,
+    MaxRms,
+    Median,
+    NonFiniteError,
+    Quantile,
+    Ratio,
+    Skip,
+    Unit,
+    UnitNorm,
+    ZScore,
+    clip,
+    init,
+)
 
 RULES = {
     "max_norm": MaxNorm(0.7),
@@ -15,6 +32,25 @@ RULES = {
     "min_norm": MaxNorm(20.0, min_norm=9.0),
     "like": MaxNorm(0.7, like="torch"),
     "bounds": Bounds(-0.25, 0.5),
+    "unit_norm": UnitNorm(2.0),
+    "max_rms": MaxRms(0.3),
+    "both": Both(MaxNorm(0.9), MaxRms(0.3)),
+    "groups": Groups({"a": MaxNorm(0.5), "b.*": UnitNorm(1.0), "c": None}),
+    "budget": Groups({"a": MaxNorm(0.5), "*": MaxNorm(0.5)}, budget="size"),
+}
+LEARNING = {
+    "median": Median(window=6, warmup=2),
+    "quantile": Quantile(0.7, window=6, warmup=2, warmup_norm=3.0),
+    "z_score": ZScore(1.5, warmup=3, max_consecutive=3),
+    "ema_ratio": EmaRatio(warmup=3, max_consecutive=3),
+    "both": Both(Median(window=6, warmup=2), ZScore(warmup=3)),
+    "skip": Skip(Median(window=6, warmup=2), at_most=2),
+    "groups": Groups({"a": Median(window=6, warmup=2), "b.*": None, "*": ZScore(warmup=3)}),
+    "zclip": ZScore.published(warmup=3),
+    "autoclip": Quantile.published(0.4, window=6),
+    "adagc": EmaRatio.published(warmup=3),
+    "icefall": Median.published(period=4),
+    "schedule": MaxNorm(lambda step: 1.0 / (step + 1.0)),
 }
 CASES = [
     (name, scope, p)
@@ -169,3 +205,56 @@ def test_empty_trees_and_arrays(frame, mode, grads, scope, p):
     assert not got["clipped"]
     assert got["finite"]
     assert not np.any(got["norm"])
+
+
+def flow(count=14):
+    """Gradients of several steps, with spikes, zeros and a step that is not finite."""
+    random = np.random.default_rng(1)
+    scales = [1, 1.2, 0.8, 1, 30, 1.1, 0, 0.9, nan, 20, 22, 25, 24, 1.0][:count]
+    for scale in scales:
+        parts = [(scale * random.standard_normal(shape)).astype(np.float32) for shape in ((3, 4), (5,), (2, 1, 3), ())]
+        yield {"a": parts[0], "b": [parts[1], None, (parts[2],)], "c": parts[3]}
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_every_rule_that_learns(frame, mode, name):
+    """The same limits and the same state as in NumPy, step by step, through a function that is run in this mode."""
+    rule = LEARNING[name]
+    scope = rule.allowed_scopes()[0]
+
+    def work(grads, state):
+        done = clip(grads, rule, scope=scope, state=state, nonfinite="skip")
+        return done.grads, done.limit, done.skipped, done.state
+
+    step = frame.modes[mode](work)
+    first = next(flow())
+    ours, theirs = init(mapped(frame.make, first), rule, scope), init(first, rule, scope)
+    assert len(ours) == len(theirs)
+    for grads in flow():
+        want = clip(grads, rule, scope=scope, state=theirs, nonfinite="skip")
+        theirs = want.state
+        got, limit, skipped, ours = step(mapped(frame.make, grads), ours)
+        np.testing.assert_allclose(np.float64(frame.read(limit)), want.limit, rtol=2e-5)
+        assert bool(frame.read(skipped)) == bool(want.skipped)
+        if not want.skipped:
+            for mine, other in zip(leaves(mapped(frame.read, got)), leaves(want.grads), strict=True):
+                np.testing.assert_allclose(mine, other, rtol=2e-5, atol=1e-30)
+
+
+@pytest.mark.parametrize("scope", ["unit", "tensor", Unit(0), Unit(-1)])
+def test_ratio(frame, mode, scope):
+    """Adaptive clipping against the weights, by units along the axis that the framework's layout has, or a given one."""
+    weights = tree()
+    grads = mapped(lambda x: (3 * x + 1).astype(np.float32), tree())
+
+    def work(grads, weights):
+        done = clip(grads, Ratio(0.5), scope=scope, weights=weights, nonfinite="keep")
+        return done.grads, done.norm
+
+    got, norm = frame.modes[mode](work)(mapped(frame.make, grads), mapped(frame.make, weights))
+    axis = frame.unit_axis if scope == "unit" else scope.axis if isinstance(scope, Unit) else None
+    same = "tensor" if scope == "tensor" else Unit(axis)
+    want = clip(grads, Ratio(0.5), scope=same, weights=weights)
+    np.testing.assert_allclose(np.float64(frame.read(norm)), want.norm, rtol=1e-5)
+    for ours, theirs in zip(leaves(mapped(frame.read, got)), leaves(want.grads), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)

@@ -240,7 +240,9 @@ def scale(xs: Sequence[Array], coefs: Sequence[Any]) -> list[Array]:
     return out
 
 
-def scale_(xs: list[Array], coefs: Sequence[float]) -> list[Array]:
+def scale_(xs: list[Array], coefs: Sequence[Any]) -> list[Array]:
+    if _by_units(coefs):
+        return _scale_units_(xs, coefs)
     again = xs.again if isinstance(xs, Arrays) else [False] * len(xs)
     picked, factors = xs, coefs
     if 1 in coefs or True in again:
@@ -255,7 +257,7 @@ def _by_units(coefs: Sequence[Any]) -> bool:
     return bool({type(coef) for coef in coefs} & {np.ndarray})
 
 
-def _scale_units_(xs: Sequence[Array], coefs: Sequence[Any]) -> Sequence[Array]:
+def _scale_units_(xs: list[Array], coefs: Sequence[Any]) -> list[Array]:
     again = xs.again if isinstance(xs, Arrays) else [False] * len(xs)
     for x, coef, done in zip(xs, coefs, again, strict=True):
         if np.any(coef != 1) and not done:
