@@ -109,9 +109,10 @@ class Clipper:
         rebased = None if self._state is None else self.rule.rebased(self._state)
         times = 0 if rebased is None else int(host.field(rebased).max(initial=0))
         if times > self._told:
+            plural = "s" * (times > 1)
             warnings.warn(
-                f"{type(self.rule).__name__} took a new level for granted {times} time{'s' * (times > 1)}, after too many clips "
-                "in a row: has the learning rate, the batch or the loss scale changed?",
+                f"{type(self.rule).__name__} took a new level for granted {times} time{plural}, after too many clips in a row: "
+                "has the learning rate, the batch or the loss scale changed?",
                 stacklevel=3,
             )
         self._told = times
@@ -120,6 +121,12 @@ class Clipper:
         flags, self._flags = self._flags, []
         for one in flags:
             self._counts = self._counts.plus(*one)
+
+    def grow(self, grads: Any) -> None:
+        """Makes room for tensors that came to the end of the tree; they begin with a fresh state, the others go on."""
+        if self._state is not None and any(host.field(entry).ndim for entry in self._state):
+            fresh = init(grads, self.rule, self.scope)
+            self._state = tuple(host.grown(old, new) for old, new in zip(self._state, fresh, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         """State and counts as numbers, lists and strings, for JSON."""

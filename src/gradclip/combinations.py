@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from fnmatch import fnmatchcase
-from typing import Any
+from fnmatch import translate
+from typing import Any, ClassVar
 
 from .rule import Array, Bound, Measured, Rule, State, count
 from .rules import MaxNorm
@@ -151,6 +152,8 @@ class Groups(Rule):
     _: KW_ONLY
     budget: str | None = None
 
+    _patterns: ClassVar[list[re.Pattern[str]]]
+
     scopes = ("global",)
     grouped = True
 
@@ -161,6 +164,8 @@ class Groups(Rule):
             if rule is not None:
                 check_part(f"Groups, for {pattern!r},", rule)
         self._check_budget()
+        compiled = [re.compile(translate(pattern)) for pattern in self.rules]  # once, not for every tensor and step
+        object.__setattr__(self, "_patterns", compiled)
 
     def _check_budget(self) -> None:
         if self.budget not in (None, "equal", "size"):
@@ -184,7 +189,7 @@ class Groups(Rule):
         """The tensors of every group; ValueError for a tensor or a pattern that none fits."""
         members: list[list[int]] = [[] for _ in self.rules]
         for place, path in enumerate(paths):
-            fitting = next((i for i, pattern in enumerate(self.rules) if fnmatchcase(path, pattern)), None)
+            fitting = next((i for i, pattern in enumerate(self._patterns) if pattern.match(path)), None)
             if fitting is None:
                 raise ValueError(f'no pattern of Groups fits {path!r}: add one, or "*" for the rest')
             members[fitting].append(place)

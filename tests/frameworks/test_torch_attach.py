@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import gradclip
-from gradclip import Bounds, MaxNorm, NonFiniteError
-from gradclip.integrations.torch import Attached, attach
+from gradclip import Both, Bounds, EmaRatio, Groups, MaxNorm, Median, NonFiniteError, Ratio, Skip, ZScore
+from gradclip.integrations.torch import Attached, attach, units
 
 OPTIMIZERS = {
     "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
@@ -495,7 +495,7 @@ def test_what_is_no_optimizer_is_refused():
         attach(Wrapper(inner), MaxNorm(1.0))
     with pytest.raises(TypeError, match="got list"):
         attach([p], MaxNorm(1.0))
-    with pytest.raises(ValueError, match="cannot leave out a step of LBFGS"):
+    with pytest.raises(ValueError, match="a step of LBFGS cannot be left out"):
         attach(torch.optim.LBFGS([p]), MaxNorm(1.0), nonfinite="skip")
     with pytest.raises(TypeError, match="the rule must be one of gradclip's"):
         attach(inner, 1.0)
@@ -550,3 +550,81 @@ def test_a_step_that_raises_leaves_nothing_behind():
         optimizer.step()
     optimizer._gradclip.detach()
     assert p.grad is not None
+
+
+def test_a_rule_that_learns_each_tensor_goes_on_when_one_is_added():
+    a, b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([a], lr=1.0)
+    attached = attach(optimizer, EmaRatio(warmup=3))
+
+    def step(*grads):
+        for p, grad in zip((a, b), grads, strict=False):
+            p.grad = torch.tensor([grad])
+        optimizer.step()
+        return attached.last.limit.tolist()
+
+    for _ in range(3):
+        assert step(2.0) == [inf]
+    assert step(100.0) == pytest.approx([2.1])
+    optimizer.add_param_group({"params": [b]})
+    assert step(2.0, 50.0)[1] == inf
+    assert step(2.0, 50.0)[0] < 3
+    assert attached.last.coef.tolist()[1] == 1
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_rule_that_skips_leaves_the_step_out(name):
+    p = nn.Parameter(torch.ones(2))
+    optimizer = OPTIMIZERS[name]([p])
+    attached = attach(optimizer, Skip(5.0, at_most=1))
+    before = copy.deepcopy(optimizer.state_dict())
+    p.grad = torch.tensor([30.0, 40.0])
+    optimizer.step()
+    assert p.tolist() == [1, 1]
+    assert_equal(optimizer.state_dict(), before)
+    assert attached.counts.skipped == 1
+    optimizer.step()
+    assert p.tolist() != [1, 1]
+    assert float(gradclip.norm(p.grad)) == pytest.approx(5.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW fused"])
+@pytest.mark.parametrize(
+    ("rule", "scope"),
+    [
+        (Median(warmup=2, window=5), None),
+        (EmaRatio(warmup=2), None),
+        (Ratio(0.01), None),
+        (Groups({"0.*": MaxNorm(0.1), "*": Median(warmup=2, window=5)}), None),
+        (Both(MaxNorm(0.5), ZScore(warmup=3)), "global"),
+    ],
+)
+def test_rules_that_learn_or_look_at_the_weights(name, rule, scope):
+    ours, theirs = network(), network()
+    a, b = OPTIMIZERS[name](ours.parameters()), OPTIMIZERS[name](theirs.parameters())
+    attach(a, rule, scope=scope, named_parameters=ours.named_parameters())
+    clipper = gradclip.Clipper(rule, scope)
+    for _ in range(8):
+        for model, optimizer in ((ours, a), (theirs, b)):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            if model is theirs:
+                weights_of = {n: p.detach() for n, p in model.named_parameters()} if rule.needs_weights else None
+                clipper.by(gradclip.clip_, {n: p.grad for n, p in model.named_parameters()}, weights_of)
+            optimizer.step()
+    assert same(ours, theirs, folded=name == "AdamW fused")
+
+
+def test_units_of_a_model_with_transposed_convolutions():
+    model = nn.Sequential(nn.Conv1d(2, 3, 2), nn.ConvTranspose1d(3, 5, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attached = attach(optimizer, Ratio(0.01), scope=units(model), named_parameters=model.named_parameters())
+    model(torch.ones(1, 2, 4)).sum().backward()
+    optimizer.step()
+    assert attached.last.norm.shape == (3 + 1 + 5 + 1,)
+    want = model[1].weight.grad.transpose(0, 1).reshape(5, -1).norm(dim=1)
+    assert torch.allclose(want, (attached.last.norm * attached.last.coef)[4:9].float(), rtol=1e-5)
+    with pytest.raises(ValueError, match=r"param_groups\[0\].params\[0\] is no parameter of this model"):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        attach(optimizer, Ratio(0.01), scope=units(model))
+        optimizer.step()

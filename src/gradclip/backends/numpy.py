@@ -51,6 +51,15 @@ def like(x: Array, value: Any) -> Array:
     return np.where(x > 0, value, value)
 
 
+def grown(old: Any, fresh: Any) -> Any:
+    """The old entries of a state, and the fresh ones of tensors that came to its end, along the last axis."""
+    if np.shape(old) == np.shape(fresh):
+        return old
+    grown = np.array(fresh, np.float64)
+    grown[..., : np.shape(old)[-1]] = old
+    return grown
+
+
 def take(x: Array, place: Any) -> Array:
     return x[int(place)]
 

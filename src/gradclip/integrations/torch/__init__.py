@@ -2,6 +2,7 @@
 
 from .attach import Attached, attach
 from .functional import clip_grad_norm, clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
+from .units import units
 
 __all__ = [
     "Attached",
@@ -11,4 +12,5 @@ __all__ = [
     "clip_grad_value_",
     "clip_grads_with_norm_",
     "get_total_norm",
+    "units",
 ]

@@ -61,20 +61,20 @@ def attach(
     >>> attached.last
     norm 5.0 → 1.0 (×0.2), 1 tensor, clipped
     """
-    _check(optimizer, nonfinite)
+    _check(optimizer, rule, nonfinite)
     return Attached(optimizer, Clipper(rule, scope, p, nonfinite), named_parameters, fold)
 
 
-def _check(optimizer: Any, nonfinite: str) -> None:
+def _check(optimizer: Any, rule: Any, nonfinite: str) -> None:
     if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "_optimizer_step_pre_hooks"):
         inner = "; it wraps one: pass its .optimizer" if isinstance(getattr(optimizer, "optimizer", None), Optimizer) else ""
         raise TypeError(f"attach needs a torch.optim.Optimizer with step hooks; got {type(optimizer).__name__}{inner}")
     if hasattr(optimizer, MARK):
         raise ValueError("this optimizer clips already: call .detach() on what attach returned, or replace its .clipper.rule")
-    if nonfinite == "skip" and isinstance(optimizer, LBFGS):
+    if (nonfinite == "skip" or getattr(rule, "can_skip", False)) and isinstance(optimizer, LBFGS):
         raise ValueError(
-            'nonfinite="skip" cannot leave out a step of LBFGS, which evaluates its closure several times in one: use "raise", '
-            '"zero" or "keep"'
+            "a step of LBFGS cannot be left out, since it evaluates its closure several times: use no rule that skips, and "
+            'nonfinite="raise", "zero" or "keep"'
         )
 
 
@@ -156,7 +156,7 @@ class Attached:
         if scale.overflowed():
             return
         clipped = scale.clip(self.clipper, grads, _weights(named, self.clipper.rule), self._fold)
-        if self.clipper.nonfinite == "skip" and bool(clipped.skipped):
+        if (self.clipper.nonfinite == "skip" or self.clipper.rule.can_skip) and bool(clipped.skipped):
             self._hide(named.values())
 
     def _none(self, grads: dict[str, Any], named: dict[str, Tensor]) -> bool:
@@ -176,6 +176,7 @@ class Attached:
         known = self._named.values()
         if len(params) != len(known) or not all(map(operator.is_, params, known)):
             self._named = dict(self._names())
+            self.clipper.grow({name: p.detach() for name, p in self._named.items()})
         return self._named
 
     def _names(self) -> Iterator[tuple[str, Tensor]]:

@@ -59,7 +59,8 @@ class Scale(NamedTuple):
         """Will the optimizer divide, and by what float32 holds, and is there one coefficient for all gradients?"""
         fused = getattr(self.optimizer, "_step_supports_amp_scaling", False)
         wide = any(grad.dtype is torch.float64 for grad in grads.values() if grad is not None)
-        return fused and not wide and clipper.nonfinite != "zero" and scope_of(clipper.rule, clipper.scope) == "global"
+        one = scope_of(clipper.rule, clipper.scope) == "global" and not clipper.rule.grouped
+        return fused and one and not wide and clipper.nonfinite != "zero"
 
     def _folded(self, clipper: Clipper, grads: Grads, weights: Grads | None) -> Clipped:
         """Nothing is written now: the optimizer divides by scale / coef as it reads the gradients."""
