@@ -46,7 +46,7 @@ class Rule:
         return ()
 
     def decide(self, measured: Measured, state: State, ops: Any) -> tuple[Bound, State]:
-        """The bound in force, and the state for the next step."""
+        """The bound in force, `Bound` or (low, high), and the state for the next step."""
         raise NotImplementedError
 
     def members(self, paths: Sequence[str]) -> list[list[int]]:

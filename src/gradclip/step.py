@@ -56,7 +56,7 @@ class Step(NamedTuple):
     def decided(self) -> Step:
         """With the bound in force and the next state, as if the norm were finite."""
         bound, state = self.call.rule.decide(self.measured, self.before, self.ops)
-        return self._replace(bound=bound, state=state)
+        return self._replace(bound=Bound(*bound), state=state)  # a rule may give the two numbers alone
 
     def limit(self) -> Array:
         """The bound in force, shaped like the norm."""
