@@ -52,4 +52,41 @@ def torch() -> Frame:
     return Frame(make, read, modes, frozenset({"compile", "watched"}), readable=frozenset({"eager", "watched"}))
 
 
-FRAMES = {"torch": torch}
+def mlx() -> Frame:
+    import mlx.core as mx
+    from mlx.utils import tree_map
+
+    def make(x):
+        return mx.array(x, mx.float64) if np.asarray(x).dtype == np.float64 else mx.array(x)
+
+    def read(x):
+        return np.asarray(x.astype(mx.float32)).astype(ml_dtypes.bfloat16) if x.dtype == mx.bfloat16 else np.array(x)
+
+    def arrays(tree):
+        """NumPy's arrays in it as MLX's, which is what mx.compile takes."""
+        return tree_map(lambda x: make(x) if isinstance(x, np.ndarray | np.generic | int) else x, tree)
+
+    def compiled(f):
+        work = mx.compile(f)
+        return lambda *given: work(*map(arrays, given))
+
+    def derived(f):
+        """Under a derivative with respect to something else, so that the whole tree is to be differentiated."""
+
+        def work(*given):
+            kept = []
+
+            def through(one):
+                kept.append(f(*(tree_map(lambda x: x * one.astype(x.dtype) if isinstance(x, mx.array) else x, g) for g in given)))
+                return one
+
+            mx.grad(through)(mx.array(1.0))
+            return kept[0]
+
+        return work
+
+    modes = {"eager": lambda f: f, "compile": compiled, "grad": derived}
+    return Frame(make, read, modes, frozenset({"compile", "grad"}), readable=frozenset({"eager", "grad"}))
+
+
+FRAMES = {"mlx": mlx, "torch": torch}
