@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
@@ -54,7 +55,7 @@ def torch() -> Frame:
 
 def mlx() -> Frame:
     import mlx.core as mx
-    from mlx.utils import tree_map
+    from mlx.utils import tree_flatten, tree_map
 
     def make(x):
         return mx.array(x, mx.float64) if np.asarray(x).dtype == np.float64 else mx.array(x)
@@ -77,7 +78,9 @@ def mlx() -> Frame:
             kept = []
 
             def through(one):
-                kept.append(f(*(tree_map(lambda x: x * one.astype(x.dtype) if isinstance(x, mx.array) else x, g) for g in given)))
+                kept.append(
+                    f(*(tree_map(lambda x: x * one.astype(x.dtype) if isinstance(x, mx.array) else x, g) for g in given))
+                )
                 return one
 
             mx.grad(through)(mx.array(1.0))
@@ -85,8 +88,18 @@ def mlx() -> Frame:
 
         return work
 
-    modes = {"eager": lambda f: f, "compile": compiled, "grad": derived}
-    return Frame(make, read, modes, frozenset({"compile", "grad"}), readable=frozenset({"eager", "grad"}))
+    def accelerated(f):
+        """As if the default device were a GPU, whose norms stay in float32; float64, which no GPU has, stays on the CPU."""
+
+        def work(*given):
+            wide = any(x.dtype == mx.float64 for _, x in tree_flatten(given) if isinstance(x, mx.array))
+            with patch("gradclip.backends.mlx._on_cpu", lambda: wide):
+                return f(*given)
+
+        return work
+
+    modes = {"eager": lambda f: f, "compile": compiled, "grad": derived, "gpu": accelerated}
+    return Frame(make, read, modes, frozenset({"compile", "grad", "gpu"}), readable=frozenset({"eager", "grad", "gpu"}))
 
 
 FRAMES = {"mlx": mlx, "torch": torch}

@@ -1,14 +1,14 @@
 """MLX. Evaluated arrays on the CPU go through the native core, and what becomes of them is decided on the host.
 
-Inside `mx.compile` and `mx.vmap` arrays have no value yet, under `mx.grad` they have a derivative to keep, and on a GPU a look at
-them would wait: those stay with MLX's own kernels, in float64 on the CPU and in float32 where there is no float64.
+Inside `mx.compile` and `mx.vmap` arrays have no value yet, under `mx.grad` they have a derivative to keep, and on a GPU a look
+at them would wait: those stay with MLX's own kernels, in float64 on the CPU and in float32 where there is no float64.
 """
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from io import StringIO
 from itertools import accumulate, compress, islice
 from typing import Any, cast
@@ -49,7 +49,7 @@ def all(x: mx.array) -> mx.array:
 
 
 def like(x: mx.array, value: Any) -> mx.array:
-    return mx.full(x.shape, value, dtype=x.dtype)
+    return mx.full(x.shape, field(value), dtype=x.dtype)
 
 
 def total(x: mx.array) -> mx.array:
@@ -81,7 +81,7 @@ def choose(condition: mx.array, yes: Callable[[], mx.array], no: Callable[[], mx
 def known(x: Any) -> Array | None:
     if isinstance(x, host.HOST):
         return x
-    return np.asarray(x).astype(np.float64)[()] if _evaluated([x]) and not _derived([x]) else None
+    return _plain(x).astype(np.float64)[()] if _evaluated([x]) and not _derived([x]) else None
 
 
 def truth(flag: Any) -> bool | None:
@@ -174,14 +174,16 @@ def _blocks_of(x: mx.array) -> Iterator[Array]:
 def powers(xs: Sequence[mx.array], counts: Sequence[int], p: float, divisors: Array = None) -> Array:
     if isinstance(xs, Arrays):
         return _powers.joined(xs.memory, counts, p, divisors, lambda i: _blocks_of(xs[i]))
-    sizes = map(_size, xs)
+    magnitudes = [_size(x) for x in xs]
     if divisors is not None:
         each = [by for by, count in zip(unstack(divisors), counts, strict=True) for _ in range(count)]
-        sizes = (x / by for x, by in zip(sizes, each, strict=True))
-    parts = [_power(x, p) for x in sizes]
+        magnitudes = [x / by for x, by in zip(magnitudes, each, strict=True)]
+    parts = [_power(x, p) for x in magnitudes]
     join = _largest if p == math.inf else mx.sum
     ends = accumulate(counts)
-    return mx.stack([join(mx.stack(parts[end - count : end])) if count else _zero() for end, count in zip(ends, counts)])
+    return mx.stack(
+        [join(mx.stack(parts[end - count : end])) if count else _zero() for end, count in zip(ends, counts, strict=True)]
+    )
 
 
 def _zero() -> mx.array:
@@ -217,7 +219,7 @@ def unit_powers(xs: Sequence[mx.array], axes: Sequence[int | None], p: float, di
     rows = [_rows(_size(x), axis) for x, axis in zip(xs, axes, strict=True)]
     if divisors is not None:
         ends = accumulate(len(row) for row in rows)
-        rows = [row / divisors[end - len(row) : end, None] for row, end in zip(rows, ends)]
+        rows = [row / divisors[end - len(row) : end, None] for row, end in zip(rows, ends, strict=True)]
     return mx.concatenate([_row_powers(row, p) for row in rows])
 
 
@@ -302,28 +304,43 @@ def widened(coef: Array, norm: Array) -> Array:
 
 
 def scale(xs: Sequence[mx.array], coefs: Sequence[Any]) -> list[mx.array]:
-    if not isinstance(xs, Arrays):
+    if not isinstance(xs, Arrays) or mx.array in set(map(type, coefs)):
         return [_product(x, coef) for x, coef in zip(xs, coefs, strict=True)]
-    held = [held and np.ndim(coef) == 0 and coef != 1 for held, coef in zip(xs.memory.held.tolist(), coefs, strict=True)]
-    out = [_empty(x) if direct else _changed(x, coef) for x, coef, direct in zip(xs, coefs, held, strict=True)]
-    mx.eval(out)
-    targets, which = native.open_buffers(out, True), np.array(held, np.bool_)
-    native.scale(xs.memory.only(which), targets.only(which), np.array(list(compress(coefs, held)), np.float64))
-    return out
+    direct = [held and np.ndim(coef) == 0 and coef != 1 for held, coef in zip(xs.memory.held.tolist(), coefs, strict=True)]
+    fresh, source, target = _fresh(xs, direct)
+    native.scale(source, target, np.array(list(compress(coefs, direct)), np.float64))
+    done = iter(fresh)
+    return [next(done) if one else _scaled(x, coef) for x, coef, one in zip(xs, coefs, direct, strict=True)]
 
 
-def _changed(x: mx.array, coef: Any) -> mx.array:
-    return _product(x, coef) if np.any(coef != 1) else x
+def _fresh(xs: Arrays, which: Sequence[bool]) -> tuple[list[mx.array], native.Memory, native.Memory]:
+    """New arrays for some of xs, and the memory of those and of these."""
+    fresh = [_empty(x) for x in compress(xs, which)]
+    mx.eval(fresh)
+    return fresh, xs.memory.only(np.array(which, np.bool_)), native.open_buffers(fresh, True)
 
 
 def _empty(x: mx.array) -> mx.array:
-    """A new array that lies in memory as x does, which is dense."""
-    order = sorted(range(x.ndim), key=lambda axis: -cast("tuple[int, ...]", memoryview(x).strides)[axis])
+    """A new array that lies in memory as x does, where that is dense."""
+    strides = cast("tuple[int, ...]", memoryview(x).strides)
+    order = sorted(range(x.ndim), key=lambda axis: -strides[axis])
     return mx.zeros([x.shape[axis] for axis in order], x.dtype).transpose([order.index(axis) for axis in range(x.ndim)])
 
 
+def _scaled(x: mx.array, coef: Any) -> mx.array:
+    """x · coef, formed in float64 and rounded once: by NumPy, where the core does not reach."""
+    if not np.any(coef != 1):
+        return x
+    if x.dtype == mx.bfloat16:
+        return mx.array(_blocks.to_odd(_plain(x) * np.float64(coef))).astype(x.dtype)
+    y = _empty(x)
+    mx.eval(y)
+    _blocks.scaled(np.asarray(x), coef, np.asarray(y))
+    return y
+
+
 def _product(x: mx.array, coef: Any) -> mx.array:
-    """x · coef, formed in the norm's precision and rounded once; complex ones, which have no more than float32, as they are."""
+    """x · coef, formed in the norm's precision and rounded once; in float32 for complex x, which have no more."""
     coef = coef if isinstance(coef, mx.array) else field(coef)
     if is_complex(x):
         return mx.where(coef == 1, x, x * coef.astype(mx.float32))  # since inf · (1 + 0i) is NaN
@@ -331,19 +348,38 @@ def _product(x: mx.array, coef: Any) -> mx.array:
 
 
 def clamp(xs: Sequence[mx.array], low: Any, high: Any, peaks: Any) -> tuple[list[mx.array], Any]:
-    if not isinstance(xs, Arrays):
+    if not isinstance(xs, Arrays) or isinstance(low, mx.array) or isinstance(high, mx.array):
         return [_clamped(x, low, high) for x in xs], _some_outside(xs, low, high)
-    doubtful = [not peak <= min(-a, b) for peak, (a, b) in zip(peaks.tolist(), (_bounds(x, low, high) for x in xs), strict=True)]
-    hit = [doubt and bool(_outside(x, low, high)) for x, doubt in zip(xs, doubtful, strict=True)]
-    return [_clamped(x, low, high) if found else x for x, found in zip(xs, hit, strict=True)], True in hit
+    bounds = _all_bounds(xs, low, high)
+    doubtful = _doubtful(bounds, peaks)
+    direct = [held and doubt for held, doubt in zip(xs.memory.held.tolist(), doubtful, strict=True)]
+    fresh, source, target = _fresh(xs, direct)
+    hit = native.clamp(source, target, np.array(list(compress(bounds, direct))).reshape(-1, 2)).tolist()
+    done = iter(y if changed else None for y, changed in zip(fresh, hit, strict=True))
+    new = [next(done) if one else _changed(x, low, high) for x, one in zip(xs, direct, strict=True)]
+    return [x if y is None else y for x, y in zip(xs, new, strict=True)], builtins.any(y is not None for y in new)
 
 
-def _bounds(x: mx.array, low: Any, high: Any) -> tuple[Any, Any]:
-    """The bounds as x's type rounds them; those of a modulus have no such type."""
-    if is_complex(x):
-        return low, high
-    least, most = (mx.array(bound, x.dtype) if isinstance(bound, float) else bound.astype(x.dtype) for bound in (low, high))
-    return least, most
+def _all_bounds(xs: Sequence[mx.array], low: float, high: float) -> list[tuple[float, float]]:
+    """The bounds of each array, as its type rounds them."""
+    rounded = {dtype: tuple(_rounded(bound, dtype).item() for bound in (low, high)) for dtype in {x.dtype for x in xs}}
+    return [(low, high) if is_complex(x) else cast("tuple[float, float]", rounded[x.dtype]) for x in xs]
+
+
+def _doubtful(bounds: Sequence[tuple[float, float]], peaks: Array | None) -> list[bool]:
+    """May a value lie outside? Said by the largest |x|; a NaN hides the others."""
+    if peaks is None:
+        return [True] * len(bounds)
+    return [not peak <= min(-low, high) for peak, (low, high) in zip(peaks.tolist(), bounds, strict=True)]
+
+
+def _changed(x: mx.array, low: float, high: float) -> mx.array | None:
+    """x between the bounds, if it was not."""
+    return _clamped(x, low, high) if _outside(x, low, high) else None
+
+
+def _rounded(bound: Any, dtype: mx.Dtype) -> mx.array:
+    return bound.astype(dtype) if isinstance(bound, mx.array) else mx.array(bound, dtype)
 
 
 def _some_outside(xs: Sequence[mx.array], low: Any, high: Any) -> mx.array:
@@ -351,13 +387,14 @@ def _some_outside(xs: Sequence[mx.array], low: Any, high: Any) -> mx.array:
 
 
 def _outside(x: mx.array, low: Any, high: Any) -> mx.array:
-    least, most = _bounds(x, low, high)
-    return mx.any(mx.abs(x) > most if is_complex(x) else (x < least) | (x > most))
+    if is_complex(x):
+        return mx.any(mx.abs(x) > high)
+    return mx.any((x < _rounded(low, x.dtype)) | (x > _rounded(high, x.dtype)))
 
 
 def _clamped(x: mx.array, low: Any, high: Any) -> mx.array:
-    least, most = _bounds(x, low, high)
     if not is_complex(x):
+        least, most = _rounded(low, x.dtype), _rounded(high, x.dtype)
         return mx.where(x > most, most, mx.where(x < least, least, x))
     size = mx.abs(x)
     above = size > high
