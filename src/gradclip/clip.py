@@ -10,6 +10,7 @@ norm 5.0 → 1.0 (×0.2), 2 tensors, clipped
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 from . import eager, traced
@@ -184,6 +185,8 @@ def _run(opened: Gradients, call: Call, weights: Any, state: State | None, write
         before = _state(call.rule, state)
         if not on_host(measured.norm):
             before = tuple(opened.backend.field(entry, opened.arrays()) for entry in before)
+        elif not all(isinstance(entry, Real) or on_host(entry) for entry in before):  # from a traced call
+            before = tuple(opened.backend.norms("state=", entry) for entry in before)
         step = Step(layout, call, measured, before, write, ops_for(measured.norm))
         return eager.clipped(step) if on_host(measured.norm) else traced.clipped(step)
 

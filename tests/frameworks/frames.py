@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
@@ -52,4 +53,53 @@ def torch() -> Frame:
     return Frame(make, read, modes, frozenset({"compile", "watched"}), readable=frozenset({"eager", "watched"}))
 
 
-FRAMES = {"torch": torch}
+def mlx() -> Frame:
+    import mlx.core as mx
+    from mlx.utils import tree_flatten, tree_map
+
+    def make(x):
+        return mx.array(x, mx.float64) if np.asarray(x).dtype == np.float64 else mx.array(x)
+
+    def read(x):
+        return np.asarray(x.astype(mx.float32)).astype(ml_dtypes.bfloat16) if x.dtype == mx.bfloat16 else np.array(x)
+
+    def arrays(tree):
+        """NumPy's arrays in it as MLX's, which is what mx.compile takes."""
+        return tree_map(lambda x: make(x) if isinstance(x, np.ndarray | np.generic | int) else x, tree)
+
+    def compiled(f):
+        work = mx.compile(f)
+        return lambda *given: work(*map(arrays, given))
+
+    def derived(f):
+        """Under a derivative with respect to something else, so that the whole tree is to be differentiated."""
+
+        def work(*given):
+            kept = []
+
+            def through(one):
+                kept.append(
+                    f(*(tree_map(lambda x: x * one.astype(x.dtype) if isinstance(x, mx.array) else x, g) for g in given))
+                )
+                return one
+
+            mx.grad(through)(mx.array(1.0))
+            return kept[0]
+
+        return work
+
+    def accelerated(f):
+        """As if the default device were a GPU, whose norms stay in float32; float64, which no GPU has, stays on the CPU."""
+
+        def work(*given):
+            wide = any(x.dtype == mx.float64 for _, x in tree_flatten(given) if isinstance(x, mx.array))
+            with patch("gradclip.backends.mlx._on_cpu", lambda: wide):
+                return f(*given)
+
+        return work
+
+    modes = {"eager": lambda f: f, "compile": compiled, "grad": derived, "gpu": accelerated}
+    return Frame(make, read, modes, frozenset({"compile", "grad", "gpu"}), readable=frozenset({"eager", "grad", "gpu"}))
+
+
+FRAMES = {"mlx": mlx, "torch": torch}
