@@ -110,6 +110,7 @@ def test_other_memory_is_marked(dtype):
 
 def test_other_types_are_marked():
     closed = [np.zeros(3, t) for t in ("i4", "?", "c8", "O", "u2", "g")] + [ml_dtypes.float8_e4m3fn(1), 1.0, None, "x"]
+    closed.append(np.zeros(3, bfloat16.newbyteorder()))
     assert set(memory(*closed)[2].tolist()) == {255}
 
 

@@ -54,50 +54,34 @@ Opened open_one(PyObject* array, bool writable) {
     return opened;
 }
 
-// ml_dtypes' bfloat16 exports no buffer, but its view as uint16 does, and holds the same memory.
-class BFloat16Door {
-    nb::object bfloat16, view = nb::str("view"), dtype = nb::str("dtype"), uint16;
+// A bfloat16 (ml_dtypes' or a framework's own) exports no buffer, but its view as uint16 does, and holds the same memory.
+bool is_bfloat16(nb::handle array) {
+    nb::object dtype = nb::getattr(array, "dtype", nb::none());
+    return nb::getattr(dtype, "name", nb::none()).equal(nb::str("bfloat16")) && nb::getattr(dtype, "isnative", nb::none()).is(Py_True);
+}
 
-public:
-    BFloat16Door() {
-        nb::dict modules(nb::module_::import_("sys").attr("modules"));
-        if (!modules.contains("ml_dtypes") || !modules.contains("numpy")) return;
-        nb::object scalar = nb::getattr(modules["ml_dtypes"], "bfloat16", nb::none());
-        if (scalar.is_none()) return;
-        nb::object numpy = nb::module_::import_("numpy");
-        bfloat16 = numpy.attr("dtype")(scalar);
-        uint16 = numpy.attr("dtype")("uint16");
-    }
-
-    bool fits(PyObject* array) const {
-        if (!bfloat16.is_valid()) return false;
-        nb::object own = nb::steal(PyObject_GetAttr(array, dtype.ptr()));
-        if (!own.is_valid()) PyErr_Clear();
-        return own.is(bfloat16);
-    }
-
-    Opened open(PyObject* array, bool writable) const {
-        nb::object bits = nb::handle(array).attr(view)(uint16);
-        Opened opened;
-        Py_buffer buffer;
-        if (PyObject_GetBuffer(bits.ptr(), &buffer, PyBUF_STRIDED_RO)) {
-            PyErr_Clear();
-            return opened;
-        }
-        if (buffer.itemsize == 2 && !(writable && buffer.readonly) && dense(buffer))
-            opened = {(uint64_t)(uintptr_t)buffer.buf, (int64_t)(buffer.len / 2), BFLOAT16};
-        PyBuffer_Release(&buffer);
+Opened open_bfloat16(nb::handle array, bool writable) {
+    nb::object bits = array.attr("view")("uint16");
+    Opened opened;
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(bits.ptr(), &buffer, PyBUF_STRIDED_RO)) {
+        PyErr_Clear();
         return opened;
     }
-};
+    if (buffer.itemsize == 2 && !(writable && buffer.readonly) && dense(buffer))
+        opened = {(uint64_t)(uintptr_t)buffer.buf, (int64_t)(buffer.len / 2), BFLOAT16};
+    PyBuffer_Release(&buffer);
+    return opened;
+}
 
 }  // namespace
 
 std::vector<Opened> open_all(PyObject* list, bool writable) {
-    const BFloat16Door door;
     std::vector<Opened> opened;
-    for (nb::handle array : nb::borrow<nb::list>(list))
-        opened.push_back(door.fits(array.ptr()) ? door.open(array.ptr(), writable) : open_one(array.ptr(), writable));
+    for (nb::handle array : nb::borrow<nb::list>(list)) {
+        opened.push_back(open_one(array.ptr(), writable));
+        if (opened.back().dtype == NO_MEMORY && is_bfloat16(array)) opened.back() = open_bfloat16(array, writable);
+    }
     return opened;
 }
 
