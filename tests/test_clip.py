@@ -290,6 +290,18 @@ def test_interleaved_arrays_share_nothing():
     assert base == pytest.approx(np.full((4, 4), 0.5))
 
 
+def test_an_array_in_two_places_is_written_once_beside_a_none():
+    x = np.array([3.0, 4.0])
+    gradclip.clip_({"a": x, "b": x, "c": None}, MaxNorm(1.0))
+    assert np.linalg.norm([x, x]) == pytest.approx(1.0, rel=1e-15)
+
+
+def test_an_array_in_two_places_is_written_once_by_each_of_two_factors():
+    x = np.array([3e200, 4e200])
+    gradclip.clip_([x, x], MaxNorm(1e-100))
+    assert np.linalg.norm(x / 1e-100) == pytest.approx(0.5**0.5, rel=1e-14)
+
+
 def test_an_array_that_reaches_one_element_twice_is_refused():
     windows = np.lib.stride_tricks.as_strided(np.ones(5), (3, 3), (8, 8))
     with pytest.raises(ValueError, match="two indices"):

@@ -27,13 +27,14 @@ class Gradients(NamedTuple):
     backend: Backend
     leaves: list[Any]
     xs: list[Any]
+    present: list[Any]  # the arrays alone, as the backend opened them: it may know more of them than a list does
     gaps: bool  # is any leaf None?
     rebuild: Rebuild
     paths: Callable[[], list[str]]
 
     def arrays(self) -> list[Any]:
         """The arrays alone."""
-        return [x for x in self.xs if x is not None] if self.gaps else self.xs
+        return self.present
 
     def replaced(self, new: list[Any]) -> Any:
         """The tree with new arrays, one for each of `arrays()`; a leaf whose array stayed the same is itself."""
@@ -58,12 +59,13 @@ def open_gradients(tree: Any, *, writable: bool = False) -> Gradients:
     gaps = NoneType in kinds
     backend = _common(kinds - {NoneType}, leaves, tree)
     if gaps:
-        present = [i for i, leaf in enumerate(leaves) if leaf is not None]
-        opened = iter(backend.arrays([leaves[i] for i in present], lambda k: paths(tree)[present[k]], writable))
-        xs = [None if leaf is None else next(opened) for leaf in leaves]
+        places = [i for i, leaf in enumerate(leaves) if leaf is not None]
+        present = backend.arrays([leaves[i] for i in places], lambda k: paths(tree)[places[k]], writable)
+        each = iter(present)
+        xs = [None if leaf is None else next(each) for leaf in leaves]
     else:
-        xs = backend.arrays(leaves, lambda k: paths(tree)[k], writable)
-    return Gradients(backend, leaves, xs, gaps, rebuild, lambda: paths(tree))
+        xs = present = backend.arrays(leaves, lambda k: paths(tree)[k], writable)
+    return Gradients(backend, leaves, xs, present, gaps, rebuild, lambda: paths(tree))
 
 
 def settled(tree: Any) -> Any:

@@ -222,14 +222,14 @@ def scale(xs: Sequence[Array], coefs: Sequence[float]) -> list[Array]:
     return out
 
 
-def scale_(xs: Sequence[Array], coefs: Sequence[float]) -> list[Array]:
+def scale_(xs: list[Array], coefs: Sequence[float]) -> list[Array]:
     again = xs.again if isinstance(xs, Arrays) else [False] * len(xs)
     picked, factors = xs, coefs
     if 1 in coefs or True in again:
         keep = [coef != 1 and not done for coef, done in zip(coefs, again, strict=True)]
         picked, factors = list(compress(xs, keep)), list(compress(coefs, keep))
     _scale_into(picked, factors, picked)
-    return list(xs)
+    return xs  # as it is, since it knows which arrays lie where an earlier one does
 
 
 def _scale_into(xs: Sequence[Array], coefs: Sequence[float], ys: Sequence[Array]) -> None:
