@@ -1,0 +1,126 @@
+"""`clip` as a cell, the same for a graph and for PyNative mode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+from ...backends.mindspore import largest, norm_type
+from ...call import resolve
+from ...clipper import Counts
+from ...rules import Rule, State
+from ._measure import Clamp, Grads, Measure, Scale, ScaleEach, kept_where
+from ._recording import recorded
+
+KINDS = {"element": Clamp, "tensor": ScaleEach, "global": Scale}
+
+
+class Clip(nn.Cell):
+    """(g, …) → ((g · coef, …), skipped), and what came of it in Parameters; see `ClipGradients`."""
+
+    def __init__(
+        self, rule: Rule, scope: str | None, p: float, nonfinite: str, loss_scale: float, parameters: Sequence[Parameter] | None
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        call = resolve(rule, scope, p, nonfinite)
+        state = initial(rule, call.scope, parameters)
+        self.measure = Measure(call.scope, call.p)
+        self.decide = recorded(call, state)
+        self.change = KINDS[call.scope]()
+        self.hyper_map = ops.HyperMap()
+        self.stops = nonfinite in ("zero", "skip")
+        self.loss_scale = positive(loss_scale)
+        self.needs_size = rule.needs_size or rule.formula(call.scope) is not None
+        self.needs_weights = rule.needs_weights
+        self.weights = ParameterTuple(weights_of(rule, parameters))
+        self.state = ParameterTuple([held(f"state{i}", x) for i, x in enumerate(state)])
+        self.keeps = tuple(range(len(state)))
+        self.norm = held("norm", 0.0)
+        self.limit = held("limit", 0.0)
+        self.coef = held("coef", 1.0)
+        self.clipped = held("clipped", False)
+        self.finite = held("finite", True)
+        self.skipped = held("skipped", False)
+        self.counts = held("counts", np.zeros(len(Counts._fields), np.int32))
+        # Without this the compiler takes a tuple of gradients from Python for a constant, and starts anew at every step.
+        self.enable_tuple_broaden = True
+
+    def clip(self, grads: Grads) -> tuple[Grads, Tensor]:
+        """The gradients, and whether not to step."""
+        if not isinstance(grads, tuple):
+            raise TypeError("gradients must be a tuple, as mindspore.value_and_grad gives them: a list is compiled anew each time")
+        if len(grads) == 0:
+            raise ValueError("there are no gradients: mindspore.value_and_grad needs weights=optimizer.parameters")
+        norm = self.measure(grads) / self.loss_scale
+        results = self.decide(self.inputs(grads, norm))
+        new, changed = self.change(grads, results, self.loss_scale)
+        if self.stops:
+            new = self.hyper_map(ops.partial(kept_where, results[1]), new)
+        self.remember(norm, results, changed)
+        return new, results[3]
+
+    def inputs(self, grads: Grads, norm: Tensor) -> tuple[Tensor, ...]:
+        """What the rule is given: the norm, what else it asks for, its state."""
+        values: tuple[Tensor, ...] = (norm,)
+        if self.needs_weights:
+            values = values + (self.measure(self.weights),)
+        if self.needs_size:
+            values = values + (self.measure.sizes(grads),)
+        for i in self.keeps:
+            values = values + (self.state[i].value(),)
+        return values
+
+    def remember(self, norm: Tensor, results: tuple[Tensor, ...], changed: Tensor) -> None:
+        """Into the Parameters: the state, the largest norm and limit, the smallest coefficient, the flags, the counts."""
+        limit, finite, _, skipped, low = results[:5]
+        changed = ops.logical_or(changed, results[2])
+        ops.assign(self.norm, largest(norm))
+        ops.assign(self.limit, largest(limit))
+        ops.assign(self.coef, self.change.coefficient(low))
+        ops.assign(self.clipped, changed)
+        ops.assign(self.finite, finite)
+        ops.assign(self.skipped, skipped)
+        flags = ops.stack([ops.ones_like(finite), changed, skipped, ops.logical_not(finite)])
+        ops.assign_add(self.counts, ops.cast(flags, ms.int32))
+        for i in self.keeps:
+            ops.assign(self.state[i], ops.cast(results[6 + i], self.state[i].dtype))
+
+
+def initial(rule: Rule, scope: str, parameters: Sequence[Parameter] | None) -> State:
+    """The rule's first state, for as many norms as there are parameters."""
+    if scope != "tensor":
+        return rule.init(0.0)
+    if parameters is None and any(np.ndim(x) for x in rule.init(np.zeros(2))):
+        raise ValueError(f"{type(rule).__name__} remembers each tensor's norm: pass parameters=optimizer.parameters")
+    return rule.init(np.zeros(1 if parameters is None else len(parameters)))
+
+
+def weights_of(rule: Rule, parameters: Sequence[Parameter] | None) -> list[Parameter]:
+    """The parameters whose norm the rule asks for."""
+    if not rule.needs_weights:
+        return []
+    if parameters is None:
+        raise ValueError(f"{type(rule).__name__} compares gradients with weights: pass parameters=optimizer.parameters")
+    return list(parameters)
+
+
+def held(name: str, value: Any) -> Parameter:
+    """A Parameter that no optimizer trains, for what is to be read between steps."""
+    array = np.asarray(value)
+    dtype = {"b": ms.bool_, "i": ms.int32}.get(array.dtype.kind, norm_type())
+    return Parameter(Tensor(array, dtype), name=f"gradclip.{name}", requires_grad=False)
+
+
+def positive(loss_scale: Any) -> float:
+    """The loss scale as a number; TypeError or ValueError where it is none that can be divided by."""
+    if isinstance(loss_scale, bool) or not isinstance(loss_scale, Real):
+        raise TypeError(f"loss_scale must be a number > 0; got {loss_scale!r} ({type(loss_scale).__name__})")
+    if not 0 < loss_scale < math.inf:
+        raise ValueError(f"loss_scale must be a number > 0; got {loss_scale!r}")
+    return float(loss_scale)
