@@ -35,6 +35,7 @@ class Clip(nn.Cell):
         self.change = KINDS[call.scope]()
         self.hyper_map = ops.HyperMap()
         self.stops = nonfinite in ("zero", "skip")
+        self.skips = nonfinite == "skip"
         self.loss_scale = positive(loss_scale)
         self.needs_size = rule.needs_size or rule.formula(call.scope) is not None
         self.needs_weights = rule.needs_weights
@@ -51,6 +52,7 @@ class Clip(nn.Cell):
         # Without this the compiler takes a tuple of gradients from Python for a constant, and starts anew at every step.
         self.enable_tuple_broaden = True
 
+    @ms.jit
     def clip(self, grads: Grads) -> tuple[Grads, Tensor]:
         """The gradients, and whether not to step."""
         if not isinstance(grads, tuple):

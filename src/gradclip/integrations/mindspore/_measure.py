@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from ...backends.mindspore import clamped, kept, largest, lost, norm_type, outside, power, root, scaled
@@ -52,6 +53,16 @@ def clamped_to(low: Tensor, high: Tensor, x: Tensor) -> Tensor:
 def outside_of(low: Tensor, high: Tensor, x: Tensor) -> Tensor:
     """Does any value lie outside the bounds?"""
     return outside(x, low, high)
+
+
+def unscaled(scale: Tensor, x: Tensor) -> Tensor:
+    """x / scale, as MindSpore's own step divides."""
+    return x * ops.cast(ops.reciprocal(scale), x.dtype)
+
+
+def overflow_of(x: Tensor) -> Tensor:
+    """Is any value NaN or inf?"""
+    return ops.logical_not((ops.abs(ops.cast(x, ms.float32)) < math.inf).all())
 
 
 def kept_where(finite: Tensor, x: Tensor) -> Tensor:
