@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -102,8 +101,7 @@ def truth(flag: Any) -> bool:
     return bool(flag)
 
 
-def quiet() -> AbstractContextManager[Any]:
-    return host.quiet()
+quiet = host.quiet
 
 
 def stack(xs: Sequence[Array]) -> Array:

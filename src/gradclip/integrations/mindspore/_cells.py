@@ -72,7 +72,8 @@ class ClipGradients(Clip):
         return super().__call__(checked(grads))
 
     def construct(self, grads: Grads) -> Grads:
-        return self.clip(grads)[0]
+        new: Grads = self.clip(grads)[0]
+        return new
 
 
 def checked(grads: Any) -> Grads:
@@ -82,6 +83,8 @@ def checked(grads: Any) -> Grads:
             f"gradients must be a tuple of Tensors, as mindspore.value_and_grad gives them: pass tuple(grads); got "
             f"a {type(grads).__name__}"
         )
+    if not grads:
+        raise ValueError("there are no gradients: mindspore.value_and_grad takes weights=optimizer.parameters")
     for i, grad in enumerate(grads):
         kind = type(grad)
         if "mindspore" not in {base.__module__.partition(".")[0] for base in kind.__mro__}:

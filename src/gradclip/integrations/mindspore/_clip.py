@@ -18,7 +18,7 @@ from ...rules import Rule, State
 from ._measure import Clamp, Grads, Measure, Scale, ScaleEach, kept_where
 from ._recording import recorded
 
-KINDS = {"element": Clamp, "tensor": ScaleEach, "global": Scale}
+KINDS: dict[str, Any] = {"element": Clamp, "tensor": ScaleEach, "global": Scale}
 
 
 class Clip(nn.Cell):
@@ -36,7 +36,7 @@ class Clip(nn.Cell):
         self.hyper_map = ops.HyperMap()
         self.stops = nonfinite in ("zero", "skip")
         self.skips = nonfinite == "skip"
-        self.loss_scale = positive(loss_scale)
+        self.loss_scale = positive("loss_scale", loss_scale)
         self.needs_size = rule.needs_size or rule.formula(call.scope) is not None
         self.needs_weights = rule.needs_weights
         self.weights = ParameterTuple(weights_of(rule, parameters))
@@ -56,9 +56,7 @@ class Clip(nn.Cell):
     def clip(self, grads: Grads) -> tuple[Grads, Tensor]:
         """The gradients, and whether not to step."""
         if not isinstance(grads, tuple):
-            raise TypeError("gradients must be a tuple, as mindspore.value_and_grad gives them: a list is compiled anew each time")
-        if len(grads) == 0:
-            raise ValueError("there are no gradients: mindspore.value_and_grad needs weights=optimizer.parameters")
+            raise TypeError("gradients must be a tuple, as mindspore.value_and_grad gives them: pass tuple(grads)")
         norm = self.measure(grads) / self.loss_scale
         results = self.decide(self.inputs(grads, norm))
         new, changed = self.change(grads, results, self.loss_scale)
@@ -71,11 +69,11 @@ class Clip(nn.Cell):
         """What the rule is given: the norm, what else it asks for, its state."""
         values: tuple[Tensor, ...] = (norm,)
         if self.needs_weights:
-            values = values + (self.measure(self.weights),)
+            values += (self.measure(self.weights),)
         if self.needs_size:
-            values = values + (self.measure.sizes(grads),)
+            values += (self.measure.sizes(grads),)
         for i in self.keeps:
-            values = values + (self.state[i].value(),)
+            values += (self.state[i].value(),)
         return values
 
     def remember(self, norm: Tensor, results: tuple[Tensor, ...], changed: Tensor) -> None:
@@ -119,10 +117,10 @@ def held(name: str, value: Any) -> Parameter:
     return Parameter(Tensor(array, dtype), name=f"gradclip.{name}", requires_grad=False)
 
 
-def positive(loss_scale: Any) -> float:
-    """The loss scale as a number; TypeError or ValueError where it is none that can be divided by."""
-    if isinstance(loss_scale, bool) or not isinstance(loss_scale, Real):
-        raise TypeError(f"loss_scale must be a number > 0; got {loss_scale!r} ({type(loss_scale).__name__})")
-    if not 0 < loss_scale < math.inf:
-        raise ValueError(f"loss_scale must be a number > 0; got {loss_scale!r}")
-    return float(loss_scale)
+def positive(name: str, value: Any) -> float:
+    """A loss scale as a float; TypeError or ValueError where it is no number that can be divided by."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number > 0; got {value!r} ({type(value).__name__})")
+    if not 0 < float(value) < math.inf:
+        raise ValueError(f"{name} must be a number > 0; got {value!r}")
+    return float(value)

@@ -6,6 +6,7 @@ A loop over gradients is a chain of calls to MindSpore's compiler, which gives u
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
@@ -111,7 +112,7 @@ class Measure(nn.Cell):
         powers = self.joined(self.divided(ops.where(usable, peaks, 1.0), grads))
         return ops.where(usable, peaks * root(powers, self.p), peaks)
 
-    def divided(self, divisors: Tensor, grads: Grads) -> Grads:
+    def divided(self, divisors: Tensor, grads: Grads) -> Any:
         """The powers of g divided by its group's divisor."""
         if self.each:
             return self.hyper_map(ops.partial(divided_power, self.p), ops.unstack(divisors), grads)

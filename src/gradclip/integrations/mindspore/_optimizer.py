@@ -26,8 +26,8 @@ def clipped(
     """
     if not isinstance(optimizer, nn.Optimizer):
         raise TypeError(
-            f"optimizer must be a mindspore.nn.Optimizer, and is a {type(optimizer).__name__}: in a loop of one's own, clip the "
-            "gradients with ClipGradients"
+            f"optimizer must be a mindspore.nn.Optimizer, and is a {type(optimizer).__name__}: "
+            "in a loop of one's own, clip the gradients with ClipGradients"
         )
     return Clipped(optimizer, Clip(rule, scope, p, nonfinite, optimizer.loss_scale, optimizer.parameters))
 
@@ -44,9 +44,7 @@ class Clipped(nn.Optimizer):
     def construct(self, gradients: tuple[Tensor, ...]) -> Tensor:
         gradients, skipped = self.clip.clip(gradients)
         stepped = ops.logical_not(skipped)
-        if not self.clip.skips:
-            stepped = ops.depend(stepped, self.inner(gradients))
-        elif stepped:
+        if not self.clip.skips or stepped:
             stepped = ops.depend(stepped, self.inner(gradients))
         return stepped
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from ... import traced
-from ...backends import Gradients
+from ...backends import Backend, Gradients
 from ...backends import mindspore as backend
 from ...call import Call
 from ...rules import Measured, Rule, State
@@ -25,7 +25,7 @@ from ...step import Step, Writer
 Function = Callable[..., Any]
 
 
-class Untraceable(TypeError):
+class UntraceableError(TypeError):
     """A rule or schedule looked at a value that a graph has not computed yet."""
 
 
@@ -55,18 +55,18 @@ def recorded(call: Call, state: State) -> Program:
     weights = tape.input(zero) if rule.needs_weights else None
     size = tape.input(zero) if rule.needs_size or rule.formula(call.scope) else None
     before = tuple(tape.input(Tensor(x)) for x in state)
-    opened = Gradients(tape, [], [], [], False, tuple, list)
+    opened = Gradients(cast(Backend, tape), [], [], [], False, tuple, list)
     writer = Writer(tape.scale, tape.clamp, tape.zero, tape.keep)
     step = Step(opened, call, Measured(norm, weights, size), before, writer, tape)
     try:
         found = traced.clipped(step)
-    except Untraceable as error:
+    except UntraceableError as error:
         raise TypeError(untraceable(rule, error)) from None
     low, high = tape.bounds if found.coef is None else (found.coef, found.coef)
     return tape.program([found.limit, found.finite, found.clipped, found.skipped, low, high, *found.state])
 
 
-def untraceable(rule: Rule, error: Untraceable) -> str:
+def untraceable(rule: Rule, error: UntraceableError) -> str:
     """What to do about a rule that cannot be written down."""
     return (
         f"{rule!r} cannot be put into a graph: {error}. Compute with operators, the names of ops, numpy.where and NumPy's "
@@ -126,7 +126,7 @@ class Value(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, function: Any, method: str, *operands: Any, **options: Any) -> Value:
         if method != "__call__":
-            raise Untraceable(f"numpy.{function.__name__}.{method} has no counterpart there")
+            raise UntraceableError(f"numpy.{function.__name__}.{method} has no counterpart there")
         return self.tape.numpy(function, operands, options)
 
     def __array_function__(self, function: Any, types: Any, operands: Any, options: Any) -> Value:
@@ -136,10 +136,12 @@ class Value(np.lib.mixins.NDArrayOperatorsMixin):
         return self.tape.apply(entry, self, at)
 
     def __iter__(self) -> Any:
-        raise Untraceable("the entries of a norm cannot be listed in a graph")
+        raise UntraceableError("the entries of a norm cannot be listed in a graph")
 
     def _look(self, *_: Any) -> Any:
-        raise Untraceable("its value is looked at (an if, min, max, float, int or math function), and a graph has none yet")
+        raise UntraceableError(
+            "its value is looked at (an if, min, max, float, int or math function), and a graph has none yet"
+        )
 
     __bool__ = __float__ = __int__ = __index__ = __array__ = _look
 
@@ -169,7 +171,7 @@ class Tape:
             return self.apply(FUNCTIONS[function], *operands)
         if not options and function in OF_FLOATS:
             return self.apply(OF_FLOATS[function], *map(self._floating, operands))
-        raise Untraceable(f"numpy.{function.__name__} has no counterpart there")
+        raise UntraceableError(f"numpy.{function.__name__} has no counterpart there")
 
     def _floating(self, x: Any) -> Any:
         """The number in the type of norms where it is a whole one."""
@@ -236,8 +238,8 @@ class Tape:
         if isinstance(value, Parameter):
             return self._value(value)
         if isinstance(value, Tensor):
-            raise Untraceable(
-                "a graph takes a Tensor for a constant, and would not see it change: pass a number, or "
+            raise TypeError(
+                "a graph takes a Tensor for a constant and would not see it change: for a threshold pass a number, or "
                 "mindspore.Parameter(value, requires_grad=False), which may change"
             )
         return value
@@ -335,8 +337,8 @@ class Program(nn.Cell):
     def construct(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         values = inputs
         for step in self.steps:
-            values = values + (step(values),)
+            values += (step(values),)
         results: tuple[Any, ...] = ()
         for place in self.outputs:
-            results = results + (values[place],)
+            results += (values[place],)
         return results

@@ -45,7 +45,7 @@ class TrainOneStepCell(nn.TrainOneStepCell):
         nonfinite: str = "keep",
         sens: float = 1.0,
     ) -> None:
-        nn.TrainOneStepCell.__init__(self, network, optimizer, positive(sens))
+        nn.TrainOneStepCell.__init__(self, network, optimizer, positive("sens", sens))
         self.clip = Clip(rule, scope, p, nonfinite, sens, optimizer.parameters)
         self.scale = Tensor(sens, ms.float32)
         self.forward = ops.value_and_grad(ScaledLoss(network), None, weights=self.weights, has_aux=True)
@@ -54,9 +54,7 @@ class TrainOneStepCell(nn.TrainOneStepCell):
         (_, loss), grads = self.forward(self.scale, *inputs)
         grads = self.grad_reducer(grads)
         grads, skipped = self.clip.clip(grads)
-        if not self.clip.skips:
-            loss = ops.depend(loss, self.optimizer(grads))
-        elif not skipped:
+        if not self.clip.skips or not skipped:
             loss = ops.depend(loss, self.optimizer(grads))
         return loss
 
