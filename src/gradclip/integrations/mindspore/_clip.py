@@ -31,7 +31,7 @@ class Clip(nn.Cell):
         call = resolve(rule, scope, p, nonfinite)
         state = initial(rule, call.scope, parameters)
         self.measure = Measure(call.scope, call.p)
-        self.decide = recorded(call, state)
+        self.decide = recorded(call, state, working_type(parameters))
         self.change = KINDS[call.scope]()
         self.hyper_map = ops.HyperMap()
         self.stops = nonfinite in ("zero", "skip")
@@ -99,6 +99,11 @@ def initial(rule: Rule, scope: str, parameters: Sequence[Parameter] | None) -> S
     if parameters is None and any(np.ndim(x) for x in rule.init(np.zeros(2))):
         raise ValueError(f"{type(rule).__name__} remembers each tensor's norm: pass parameters=optimizer.parameters")
     return rule.init(np.zeros(1 if parameters is None else len(parameters)))
+
+
+def working_type(parameters: Sequence[Parameter] | None) -> Any:
+    """What a framework computes in; float32 where the gradients' types are not known."""
+    return ms.float64 if ms.float64 in [x.dtype for x in parameters or ()] else ms.float32
 
 
 def weights_of(rule: Rule, parameters: Sequence[Parameter] | None) -> list[Parameter]:

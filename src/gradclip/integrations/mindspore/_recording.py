@@ -44,12 +44,13 @@ def entry(x: Any, at: Any) -> Any:
     return ops.gather(x, ops.cast(at, ms.int32), 0)
 
 
-def recorded(call: Call, state: State) -> Program:
+def recorded(call: Call, state: State, working: Any) -> Program:
     """(norm, …, *state) → (limit, finite, changed, skipped, low, high, *state); low is the coefficient where there is one.
 
-    Between the norm and the state stand the norm of the weights and the size, where the rule asks for them.
+    Between the norm and the state stand the norm of the weights and the size, where the rule asks for them. `working` is the
+    type that another framework would compute its coefficient in.
     """
-    tape, rule = Tape(), call.rule
+    tape, rule = Tape(working), call.rule
     zero = Tensor(np.zeros(2 if call.scope == "tensor" else ()), backend.norm_type())
     norm = tape.input(zero)
     weights = tape.input(zero) if rule.needs_weights else None
@@ -149,7 +150,8 @@ class Value(np.lib.mixins.NDArrayOperatorsMixin):
 class Tape:
     """What was done, in order; it has the names that a rule may use (`Ops`) and those that a step asks of a backend."""
 
-    def __init__(self) -> None:
+    def __init__(self, type_of_others: Any) -> None:
+        self.type_of_others = type_of_others
         self.steps: list[nn.Cell] = []
         self.bounds: tuple[Any, Any] = (0.0, 0.0)
         self.inputs = 0
@@ -177,9 +179,10 @@ class Tape:
         """The number in the type of norms where it is a whole one."""
         if not isinstance(x, Value):
             return float(x)
-        if x.example.dtype not in (ms.int32, ms.int64):
-            return x
-        return self._written(Cast(x.place), x.example.astype(backend.norm_type()))
+        return self._cast(x, backend.norm_type()) if x.example.dtype in (ms.int32, ms.int64) else x
+
+    def _cast(self, x: Value, dtype: Any) -> Value:
+        return self._written(Cast(x.place, dtype), x.example.astype(dtype))
 
     def _value(self, x: Any) -> Value:
         if isinstance(x, Value):
@@ -256,10 +259,10 @@ class Tape:
         return []
 
     def working(self, xs: Sequence[Any], norm: Value) -> Value:
-        return norm
+        return self._cast(norm, self.type_of_others)
 
     def widened(self, coef: Any, norm: Value) -> Any:
-        return coef
+        return self._cast(coef, norm.example.dtype)
 
     def scale(self, xs: list[Any], coefs: Sequence[Any]) -> list[Any]:
         return xs
@@ -298,12 +301,12 @@ class Held(nn.Cell):
 
 
 class Cast(nn.Cell):
-    """A whole number in the type of norms."""
+    """A value in another type."""
 
-    def __init__(self, place: int) -> None:
+    def __init__(self, place: int, dtype: Any) -> None:
         super().__init__(auto_prefix=False)
         self.place = place
-        self.type = backend.norm_type()
+        self.type = dtype
 
     def construct(self, values: tuple[Any, ...]) -> Any:
         return ops.cast(values[self.place], self.type)
