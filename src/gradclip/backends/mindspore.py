@@ -74,7 +74,7 @@ def like(x: Tensor, value: Any) -> Tensor:
 
 
 def sort(x: Tensor) -> Tensor:
-    return ops.sort(x, axis=0)[0]
+    return ops.gather_elements(x, 0, ops.sort(x, axis=0)[1])  # its values have been through float32
 
 
 def put(window: Tensor, slot: Any, value: Tensor) -> Tensor:
@@ -127,13 +127,14 @@ def field(x: Any, xs: Sequence[Any] = ()) -> Tensor:
 def arrays(leaves: Sequence[Any], path: Callable[[int], str], writable: bool) -> list[Any]:
     if set(map(type, leaves)) != {Tensor} or not {x.dtype for x in leaves} <= DTYPES.keys():
         for i, leaf in enumerate(leaves):
-            _check(leaf, said(path(i)))
+            check(leaf, said(path(i)))
     if _stays(leaves):
         return list(leaves)
     return host.arrays([_view(x) for x in leaves], path, writable)
 
 
-def _check(x: Any, name: str) -> None:
+def check(x: Any, name: str) -> None:
+    """TypeError for what is no gradient, with what to do."""
     if isinstance(x, Parameter):
         raise TypeError(
             f"{name} is a Parameter, and clipping it would scale the weights: pass its gradient, from "
@@ -191,6 +192,12 @@ def _joined(parts: list[Tensor], p: float) -> Tensor:
     if not parts:
         return ops.zeros((), norm_type())
     return largest(ops.stack(parts)) if p == math.inf else ops.stack(parts).sum()
+
+
+def number(value: Any) -> Tensor:
+    """A rule's number as a Tensor: flags and counts as they are, all else in the type of norms."""
+    array = np.asarray(value)
+    return Tensor(array, {"b": ms.bool_, "i": ms.int32}.get(array.dtype.kind, norm_type()))
 
 
 def norm_type() -> Any:

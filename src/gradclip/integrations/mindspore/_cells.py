@@ -7,7 +7,7 @@ from typing import Any
 
 from mindspore import Parameter
 
-from ...backends.mindspore import DTYPES
+from ...backends.mindspore import check
 from ...rules import MaxNorm, Rule
 from ._clip import Clip
 from ._measure import Grads
@@ -89,8 +89,5 @@ def checked(grads: Any) -> Grads:
         kind = type(grad)
         if "mindspore" not in {base.__module__.partition(".")[0] for base in kind.__mro__}:
             raise TypeError(f"gradient {i} is a {kind.__module__}.{kind.__qualname__}, and must be a mindspore.Tensor")
-        if isinstance(grad, Parameter):
-            raise TypeError(f"gradient {i} is a Parameter, and clipping it would scale the weights: pass its gradient")
-        if getattr(grad, "dtype", None) not in DTYPES:
-            raise TypeError(f"gradient {i} is of {grad.dtype}: gradients are of {', '.join(map(str, DTYPES))}")
+        check(grad, f"gradient {i}")
     return grads

@@ -11,12 +11,12 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from ...backends.mindspore import largest, norm_type
+from ...backends.mindspore import largest, number
 from ...call import resolve
 from ...clipper import Counts
-from ...rules import Rule, State
+from ...rules import Rule
 from ._measure import Clamp, Grads, Measure, Scale, ScaleEach, kept_where
-from ._recording import recorded
+from ._recording import asks, recorded
 
 KINDS: dict[str, Any] = {"element": Clamp, "tensor": ScaleEach, "global": Scale}
 
@@ -29,19 +29,19 @@ class Clip(nn.Cell):
     ) -> None:
         super().__init__(auto_prefix=False)
         call = resolve(rule, scope, p, nonfinite)
-        state = initial(rule, call.scope, parameters)
+        zero = zero_for(rule, call.scope, parameters)
+        state = rule.init(zero)
         self.measure = Measure(call.scope, call.p)
-        self.decide = recorded(call, state, working_type(parameters))
+        self.decide = recorded(call, zero, state, working_type(parameters))
         self.change = KINDS[call.scope]()
         self.hyper_map = ops.HyperMap()
         self.stops = nonfinite in ("zero", "skip")
         self.skips = nonfinite == "skip"
         self.loss_scale = positive("loss_scale", loss_scale)
-        self.needs_size = rule.needs_size or rule.formula(call.scope) is not None
-        self.needs_weights = rule.needs_weights
+        _, self.needs_weights, self.needs_size = asks(call)
         self.weights = ParameterTuple(weights_of(rule, parameters))
         self.state = ParameterTuple([held(f"state{i}", x) for i, x in enumerate(state)])
-        self.keeps = tuple(range(len(state)))
+        self.read = ParameterTuple([*self.state, *self.decide.held])
         self.norm = held("norm", 0.0)
         self.limit = held("limit", 0.0)
         self.coef = held("coef", 1.0)
@@ -52,34 +52,37 @@ class Clip(nn.Cell):
         # Without this the compiler takes a tuple of gradients from Python for a constant, and starts anew at every step.
         self.enable_tuple_broaden = True
 
-    @ms.jit
     def clip(self, grads: Grads) -> tuple[Grads, Tensor]:
-        """The gradients, and whether not to step."""
+        """The gradients, and whether not to step. Parameters are read and written here, outside of what PyNative compiles."""
+        values: tuple[Tensor, ...] = ()
+        for parameter in self.read:
+            values += (parameter.value(),)
+        new, norm, changed, results = self.compute(grads, values, self.weights)
+        self.remember(norm, changed, results)
+        return new, results[3]
+
+    @ms.jit
+    def compute(
+        self, grads: Grads, values: tuple[Tensor, ...], weights: tuple[Tensor, ...]
+    ) -> tuple[Grads, Tensor, Tensor, tuple[Tensor, ...]]:
+        """The gradients, the norm, did anything change, and what the rule decided."""
         if not isinstance(grads, tuple):
             raise TypeError("gradients must be a tuple, as mindspore.value_and_grad gives them: pass tuple(grads)")
         norm = self.measure(grads) / self.loss_scale
-        results = self.decide(self.inputs(grads, norm))
+        inputs: tuple[Tensor, ...] = (norm,)
+        if self.needs_weights:
+            inputs += (self.measure(weights),)
+        if self.needs_size:
+            inputs += (self.measure.sizes(grads),)
+        results = self.decide(inputs + values)
         new, changed = self.change(grads, results, self.loss_scale)
         if self.stops:
             new = self.hyper_map(ops.partial(kept_where, results[1]), new)
-        self.remember(norm, results, changed)
-        return new, results[3]
+        return new, norm, ops.logical_or(changed, results[2]), results
 
-    def inputs(self, grads: Grads, norm: Tensor) -> tuple[Tensor, ...]:
-        """What the rule is given: the norm, what else it asks for, its state."""
-        values: tuple[Tensor, ...] = (norm,)
-        if self.needs_weights:
-            values += (self.measure(self.weights),)
-        if self.needs_size:
-            values += (self.measure.sizes(grads),)
-        for i in self.keeps:
-            values += (self.state[i].value(),)
-        return values
-
-    def remember(self, norm: Tensor, results: tuple[Tensor, ...], changed: Tensor) -> None:
-        """Into the Parameters: the state, the largest norm and limit, the smallest coefficient, the flags, the counts."""
+    def remember(self, norm: Tensor, changed: Tensor, results: tuple[Tensor, ...]) -> None:
+        """Into the Parameters: the largest norm and limit, the smallest coefficient, the flags, the counts, the state."""
         limit, finite, _, skipped, low = results[:5]
-        changed = ops.logical_or(changed, results[2])
         ops.assign(self.norm, largest(norm))
         ops.assign(self.limit, largest(limit))
         ops.assign(self.coef, self.change.coefficient(low))
@@ -88,22 +91,17 @@ class Clip(nn.Cell):
         ops.assign(self.skipped, skipped)
         flags = ops.stack([ops.ones_like(finite), changed, skipped, ops.logical_not(finite)])
         ops.assign_add(self.counts, ops.cast(flags, ms.int32))
-        for i in self.keeps:
-            ops.assign(self.state[i], ops.cast(results[6 + i], self.state[i].dtype))
+        for i, parameter in enumerate(self.state):
+            ops.assign(parameter, ops.cast(results[6 + i], parameter.dtype))
 
 
-def initial(rule: Rule, scope: str, parameters: Sequence[Parameter] | None) -> State:
-    """The rule's first state, for as many norms as there are parameters."""
+def zero_for(rule: Rule, scope: str, parameters: Sequence[Parameter] | None) -> Any:
+    """What a rule's first state is made of, shaped like the norm."""
     if scope != "tensor":
-        return rule.init(0.0)
+        return 0.0
     if parameters is None and any(np.ndim(x) for x in rule.init(np.zeros(2))):
         raise ValueError(f"{type(rule).__name__} remembers each tensor's norm: pass parameters=optimizer.parameters")
-    return rule.init(np.zeros(1 if parameters is None else len(parameters)))
-
-
-def working_type(parameters: Sequence[Parameter] | None) -> Any:
-    """What a framework computes in; float32 where the gradients' types are not known."""
-    return ms.float64 if ms.float64 in [x.dtype for x in parameters or ()] else ms.float32
+    return np.zeros(2 if parameters is None else len(parameters))
 
 
 def weights_of(rule: Rule, parameters: Sequence[Parameter] | None) -> list[Parameter]:
@@ -115,11 +113,14 @@ def weights_of(rule: Rule, parameters: Sequence[Parameter] | None) -> list[Param
     return list(parameters)
 
 
+def working_type(parameters: Sequence[Parameter] | None) -> Any:
+    """What a framework computes in; float32 where the gradients' types are not known."""
+    return ms.float64 if ms.float64 in [x.dtype for x in parameters or ()] else ms.float32
+
+
 def held(name: str, value: Any) -> Parameter:
     """A Parameter that no optimizer trains, for what is to be read between steps."""
-    array = np.asarray(value)
-    dtype = {"b": ms.bool_, "i": ms.int32}.get(array.dtype.kind, norm_type())
-    return Parameter(Tensor(array, dtype), name=f"gradclip.{name}", requires_grad=False)
+    return Parameter(number(value), name=f"gradclip.{name}", requires_grad=False)
 
 
 def positive(name: str, value: Any) -> float:
