@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import types
 from math import inf, nan
 
 import mindspore as ms
@@ -41,7 +42,9 @@ def caller(clip, mode):
     def call(grads):
         return clip(grads)
 
-    return ms.jit(call, capture_mode=mode.removeprefix("jit "))
+    # MindSpore 2.10 takes a function whose code it has captured for the same, whatever it is a closure of
+    fresh = types.FunctionType(call.__code__.replace(), globals(), closure=call.__closure__)
+    return ms.jit(fresh if mode == "jit bytecode" else call, capture_mode=mode.removeprefix("jit "))
 
 
 def t(*values, dtype=ms.float32):

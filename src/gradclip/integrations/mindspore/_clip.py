@@ -34,14 +34,15 @@ class Clip(nn.Cell):
         self.measure = Measure(call.scope, call.p)
         self.decide = recorded(call, zero, state, working_type(parameters))
         self.change = KINDS[call.scope]()
-        self.hyper_map = ops.HyperMap()
+        self.map = ops.Map()
         self.stops = nonfinite in ("zero", "skip")
         self.skips = nonfinite == "skip"
         self.loss_scale = positive("loss_scale", loss_scale)
         _, self.needs_weights, self.needs_size = asks(call)
-        self.weights = ParameterTuple(weights_of(rule, parameters))
         self.state = ParameterTuple([held(f"state{i}", x) for i, x in enumerate(state)])
-        self.read = ParameterTuple([*self.state, *self.decide.held])
+        self.given = ParameterTuple([*self.decide.held, *weights_of(rule, parameters)])
+        self.others = len(self.given)
+        self.bounds = len(self.decide.held)
         self.norm = held("norm", 0.0)
         self.limit = held("limit", 0.0)
         self.coef = held("coef", 1.0)
@@ -53,32 +54,38 @@ class Clip(nn.Cell):
         self.enable_tuple_broaden = True
 
     def clip(self, grads: Grads) -> tuple[Grads, Tensor]:
-        """The gradients, and whether not to step. Parameters are read and written here, outside of what PyNative compiles."""
-        values: tuple[Tensor, ...] = ()
-        for parameter in self.read:
-            values += (parameter.value(),)
-        new, norm, changed, results = self.compute(grads, values, self.weights)
-        self.remember(norm, changed, results)
-        return new, results[3]
-
-    @ms.jit
-    def compute(
-        self, grads: Grads, values: tuple[Tensor, ...], weights: tuple[Tensor, ...]
-    ) -> tuple[Grads, Tensor, Tensor, tuple[Tensor, ...]]:
-        """The gradients, the norm, did anything change, and what the rule decided."""
+        """The gradients, and whether not to step; what is set from outside is read here, outside of what PyNative compiles."""
         if not isinstance(grads, tuple):
             raise TypeError("gradients must be a tuple, as mindspore.value_and_grad gives them: pass tuple(grads)")
+        given: Grads = grads
+        for parameter in self.given:
+            given += (parameter,)
+        new: tuple[Grads, Tensor] = self.compute(given)
+        return new
+
+    @ms.jit
+    def compute(self, given: Grads) -> tuple[Grads, Tensor]:
+        """The same, of gradients, thresholds and weights in one tuple: with two of them PyNative's compiled code goes wrong."""
+        count = len(given) - self.others
+        grads, thresholds, weights = given[:count], given[count : count + self.bounds], given[count + self.bounds :]
         norm = self.measure(grads) / self.loss_scale
-        inputs: tuple[Tensor, ...] = (norm,)
-        if self.needs_weights:
-            inputs += (self.measure(weights),)
-        if self.needs_size:
-            inputs += (self.measure.sizes(grads),)
-        results = self.decide(inputs + values)
+        results = self.decide(self.inputs(grads, norm, weights) + thresholds)
         new, changed = self.change(grads, results, self.loss_scale)
         if self.stops:
-            new = self.hyper_map(ops.partial(kept_where, results[1]), new)
-        return new, norm, ops.logical_or(changed, results[2]), results
+            new = self.map(ops.partial(kept_where, results[1]), new)
+        self.remember(norm, ops.logical_or(changed, results[2]), results)
+        return new, results[3]
+
+    def inputs(self, grads: Grads, norm: Tensor, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What the rule is given: the norm, what else it asks for, its state."""
+        values: tuple[Tensor, ...] = (norm,)
+        if self.needs_weights:
+            values += (self.measure(weights),)
+        if self.needs_size:
+            values += (self.measure.sizes(grads),)
+        for parameter in self.state:
+            values += (parameter.value(),)
+        return values
 
     def remember(self, norm: Tensor, changed: Tensor, results: tuple[Tensor, ...]) -> None:
         """Into the Parameters: the largest norm and limit, the smallest coefficient, the flags, the counts, the state."""

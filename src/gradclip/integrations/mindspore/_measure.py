@@ -1,6 +1,6 @@
 """Norms in a graph: functions that the compiler reads, mapped over gradients, of which there may be thousands.
 
-A loop over gradients is a chain of calls to MindSpore's compiler, which gives up at some 350 of them; `HyperMap` is none.
+A loop over gradients is a chain of calls to MindSpore's compiler, which gives up at some 350 of them; `Map` is none.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ class Measure(nn.Cell):
         self.each = scope == "tensor"
         self.p = math.inf if scope == "element" else p
         self.type = norm_type()
-        self.hyper_map = ops.HyperMap()
+        self.map = ops.Map()
 
     def construct(self, grads: Grads) -> Tensor:
         if self.p == math.inf:
             return self.peaks(grads)
-        powers = self.joined(self.hyper_map(ops.partial(power_of, self.p), grads))
+        powers = self.joined(self.map(ops.partial(power_of, self.p), grads))
         norm = root(powers, self.p)
         gone = lost(powers, self.p)
         if gone.any():
@@ -98,11 +98,11 @@ class Measure(nn.Cell):
 
     def stacked(self, parts: Grads) -> Tensor:
         """The parts as one vector, in the type of norms."""
-        return ops.stack(self.hyper_map(ops.partial(cast_to, self.type), parts))
+        return ops.stack(self.map(ops.partial(cast_to, self.type), parts))
 
     def peaks(self, grads: Grads) -> Tensor:
         """The largest |g| of each group, NaN kept."""
-        peaks = self.stacked(self.hyper_map(peak_of, grads))
+        peaks = self.stacked(self.map(peak_of, grads))
         return peaks if self.each else largest(peaks)
 
     def rescaled(self, grads: Grads) -> Tensor:
@@ -115,12 +115,12 @@ class Measure(nn.Cell):
     def divided(self, divisors: Tensor, grads: Grads) -> Any:
         """The powers of g divided by its group's divisor."""
         if self.each:
-            return self.hyper_map(ops.partial(divided_power, self.p), ops.unstack(divisors), grads)
-        return self.hyper_map(ops.partial(divided_power, self.p, divisors), grads)
+            return self.map(ops.partial(divided_power, self.p), ops.unstack(divisors), grads)
+        return self.map(ops.partial(divided_power, self.p, divisors), grads)
 
     def sizes(self, grads: Grads) -> Tensor:
         """How many elements each norm is taken over."""
-        return self.joined(self.hyper_map(ops.partial(size_of, self.type), grads))
+        return self.joined(self.map(ops.partial(size_of, self.type), grads))
 
 
 class Scale(nn.Cell):
@@ -128,10 +128,10 @@ class Scale(nn.Cell):
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
-        self.hyper_map = ops.HyperMap()
+        self.map = ops.Map()
 
     def construct(self, grads: Grads, results: tuple[Tensor, ...], loss_scale: float) -> tuple[Grads, Tensor]:
-        return self.hyper_map(ops.partial(scaled_by, results[4]), grads), results[2]
+        return self.map(ops.partial(scaled_by, results[4]), grads), results[2]
 
     def coefficient(self, coef: Tensor) -> Tensor:
         """What is remembered of it."""
@@ -143,10 +143,10 @@ class ScaleEach(nn.Cell):
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
-        self.hyper_map = ops.HyperMap()
+        self.map = ops.Map()
 
     def construct(self, grads: Grads, results: tuple[Tensor, ...], loss_scale: float) -> tuple[Grads, Tensor]:
-        return self.hyper_map(scaled, grads, ops.unstack(results[4])), results[2]
+        return self.map(scaled, grads, ops.unstack(results[4])), results[2]
 
     def coefficient(self, coef: Tensor) -> Tensor:
         """The smallest."""
@@ -158,13 +158,13 @@ class Clamp(nn.Cell):
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
-        self.hyper_map = ops.HyperMap()
+        self.map = ops.Map()
         self.one = Tensor(1.0, norm_type())
 
     def construct(self, grads: Grads, results: tuple[Tensor, ...], loss_scale: float) -> tuple[Grads, Tensor]:
         low, high = results[4] * loss_scale, results[5] * loss_scale
-        changed = ops.stack(self.hyper_map(ops.partial(outside_of, low, high), grads)).any()
-        return self.hyper_map(ops.partial(clamped_to, low, high), grads), changed
+        changed = ops.stack(self.map(ops.partial(outside_of, low, high), grads)).any()
+        return self.map(ops.partial(clamped_to, low, high), grads), changed
 
     def coefficient(self, low: Tensor) -> Tensor:
         """There is none."""
