@@ -9,12 +9,16 @@ import nox
 
 nox.options.default_venv_backend = "venv"
 nox.options.error_on_missing_interpreters = True
-nox.options.sessions = ["lint", "types", "core", "oldest", "pure", "sanitize"]
+nox.options.sessions = ["lint", "types", "core", "oldest", "pure", "sanitize", "tests"]
 
 PROJECT = nox.project.load_toml("pyproject.toml")
-SOURCES = ["src", "tests", "noxfile.py"]
+SOURCES = ["src", "tests", "examples", "noxfile.py"]
 DIST = Path(".nox") / "dist"
 NO_COMPILER = {"CC": "/nonexistent", "CXX": "/nonexistent"}
+FRAMEWORKS = {  # the versions that are promised, each in an environment of its own
+    "torch": ["torch==2.13.0"],
+}
+PAGES = {"torch": "pytorch"}
 PRELOADED = ["libasan.so", "libstdc++.so.6"]
 built: dict[str, str] = {}
 
@@ -58,7 +62,18 @@ def types(session: nox.Session) -> None:
 def core(session: nox.Session) -> None:
     session.install(f"{wheel(session)}[cli]", *group("test"))
     session.run("pytest", "--numprocesses=2", *native_tests(session), *session.posargs)
-    session.run("pytest", "--doctest-modules", "--pyargs", "gradclip", "--doctest-glob=README.md", "README.md")
+    of_frameworks = [f"--ignore-glob=*/{name}" for name in ("integrations", *(f"{each}.py" for each in FRAMEWORKS))]
+    session.run("pytest", "--doctest-modules", "--pyargs", "gradclip", "--doctest-glob=README.md", "README.md", *of_frameworks)
+
+
+@nox.session
+@nox.parametrize("framework", [nox.param(name, id=name) for name in FRAMEWORKS])
+def tests(session: nox.Session, framework: str) -> None:
+    """One framework: every rule in every mode that it has, its faces, its page of the documentation, its examples."""
+    session.install(f"{wheel(session)}[cli]", *FRAMEWORKS[framework], *group("test"))
+    session.run("pytest", "--numprocesses=2", "tests/frameworks", f"--framework={framework}", *session.posargs)
+    faces, page = f"gradclip.integrations.{framework}", f"docs/{PAGES[framework]}.md"
+    session.run("pytest", "--doctest-modules", "--pyargs", faces, f"--doctest-glob={page}", page)
 
 
 @nox.session

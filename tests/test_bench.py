@@ -1,6 +1,7 @@
 """The benchmark: its arithmetic, and that it runs."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -64,14 +65,34 @@ def run(capsys, *arguments):
 
 
 def test_it_prints_a_table(capsys):
-    out = run(capsys)
+    out = run(capsys, "--framework", "numpy")
     assert "2^10 float32 measured" in out
     assert "short of the goal: " in out or "every goal is reached" in out
     assert f"core {gradclip.native.core()}" in out
 
 
 def test_it_prints_json(capsys):
-    said = json.loads(run(capsys, "--json"))
+    said = json.loads(run(capsys, "--json", "--framework", "numpy"))
     assert said["numpy"] == np.__version__
     assert len(said["rows"]) == 7
     assert set(said["rows"][0]) == {"name", "against", "ours", "theirs", "ratio", "goal", "reached"}
+
+
+def test_each_framework_has_a_process_of_its_own(capsys, monkeypatch):
+    from gradclip.cli import bench
+
+    monkeypatch.setattr(bench, "_installed", lambda: ["numpy", "numpy"])
+    assert len(json.loads(run(capsys, "--json"))["rows"]) == 14
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("torch7", "must be one of numpy, .*; got 'torch7'"), ("torch", "torch is not installed here")]
+)
+def test_frameworks_that_are_not_there(capsys, monkeypatch, name, said):
+    from gradclip.cli import bench
+
+    monkeypatch.setattr(bench, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "--framework", name])
+    assert end.value.code == 2
+    assert re.search(said, capsys.readouterr().err)

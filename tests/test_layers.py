@@ -13,19 +13,22 @@ PACKAGE = Path(gradclip.__file__).parent
 MODULES = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in PACKAGE.rglob("*.py")}
 
 ALLOWED = {
-    "__init__": {"native", "call", "clip", "clipped", "clipper", "nonfinite", "rules"},
-    "integrations/__init__": set(),
+    "__init__": {"native", "call", "clip", "clipped", "clipper", "combinations", "layout", "nonfinite", "rules"},
     "conventions": set(),
-    "rules": {"conventions"},
-    "measure": {"backends", "rules"},
+    "rule": {"conventions"},
+    "rules": {"conventions", "published", "rule"},
+    "published": {"rule"},
+    "combinations": {"rule", "rules"},
+    "layout": {"backends", "rule"},
+    "measure": {"backends", "layout", "rule"},
     "nonfinite": {"backends"},
     "clipped": {"backends"},
-    "call": {"measure", "nonfinite", "rules"},
-    "step": {"backends", "call", "clipped", "conventions", "rules"},
+    "call": {"layout", "measure", "nonfinite", "rule"},
+    "step": {"backends", "call", "clipped", "conventions", "layout", "rule"},
     "eager": {"backends", "clipped", "measure", "nonfinite", "step"},
-    "traced": {"backends", "clipped", "eager", "nonfinite", "rules", "step"},
-    "clip": {"backends", "call", "clipped", "eager", "measure", "rules", "step", "traced"},
-    "clipper": {"backends", "call", "clip", "clipped", "rules"},
+    "traced": {"backends", "clipped", "eager", "nonfinite", "rule", "step"},
+    "clip": {"backends", "call", "clipped", "eager", "layout", "measure", "rule", "rules", "step", "traced"},
+    "clipper": {"backends", "call", "clip", "clipped", "layout", "measure", "rule"},
     "backends/__init__": {"backends/numpy", "backends/torch", "backends/_protocol", "backends/_tree"},
     "backends/_blocks": set(),
     "backends/_overlap": set(),
@@ -59,8 +62,13 @@ def imports(source, module):
 def faults(source, module):
     own, foreign = imports(source, module)
     wrong = []
-    if module.startswith(("cli/", "integrations/")):
-        wrong += [name for name in own if name.startswith("integrations/") and module.startswith("integrations/")]
+    if module.startswith("integrations/"):
+        package = "/".join(module.split("/")[:2])
+        wrong += [name for name in own if name.startswith(("integrations/", "cli/")) and not name.startswith(package)]
+    elif module.startswith("cli/"):
+        wrong += [
+            name for name in own if name.startswith("integrations/") and "benchmarks" not in module and "verify" not in module
+        ]
     else:
         wrong += sorted(own - ALLOWED.get(module, FRAMEWORK if module.startswith("backends/") else set()))
     if not module.startswith("integrations/") and not module.startswith(("cli/verify", "cli/benchmarks/")):

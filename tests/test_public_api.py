@@ -11,7 +11,8 @@ from gradclip.backends import _protocol, host
 
 ROOT = Path(__file__).parent.parent
 NAMES = [
-    "Bounds", "Clipped", "Clipper", "MaxNorm", "NonFiniteError", "clip", "clip_", "clip_by_global_norm", "clip_by_norm",
+    "Both", "Bounds", "Clipped", "Clipper", "EmaRatio", "Groups", "MaxNorm", "MaxRms", "Median", "NonFiniteError",
+    "Quantile", "Ratio", "Skip", "Unit", "UnitNorm", "ZScore", "clip", "clip_", "clip_by_global_norm", "clip_by_norm",
     "clip_by_value", "init", "norm", "set_threads",
 ]  # fmt: skip
 

@@ -9,7 +9,7 @@ import pytest
 import gradclip
 from gradclip import Bounds, MaxNorm, clip
 from gradclip.conventions import CONVENTIONS
-from gradclip.rules import Rule
+from gradclip.rule import Rule
 
 
 def f32(*values):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any, NamedTuple
 
+from .layout import Unit
 from .measure import Reduce
 from .nonfinite import POLICIES
-from .rules import Rule
+from .rule import Rule
 
 Array = Any
-SCOPES = ("element", "tensor", "global")
+SCOPES = ("element", "unit", "tensor", "global")
 NO_P = 'scope "element" looks at every value by itself: it takes neither p= nor norm='
 
 
@@ -19,6 +20,7 @@ class Call(NamedTuple):
 
     rule: Rule
     scope: str
+    unit: Unit | None
     p: float
     nonfinite: str
     reduce: Reduce | None
@@ -26,25 +28,27 @@ class Call(NamedTuple):
 
 
 def resolve(
-    rule: Rule, scope: str | None, p: float, nonfinite: str, reduce: Reduce | None = None, norm: Array | None = None
+    rule: Rule, scope: str | Unit | None, p: float, nonfinite: str, reduce: Reduce | None = None, norm: Array | None = None
 ) -> Call:
     """The call with its scope filled in; TypeError or ValueError where it cannot be served."""
-    scope, order = scope_of(rule, scope), order_of(p)
+    name, order = scope_of(rule, scope), order_of(p)
     one_of("nonfinite", nonfinite, POLICIES)
     if norm is not None and reduce is not None:
         raise ValueError("norm= replaces measuring, so that there is nothing for reduce= to join: pass one of them")
-    if scope == "element" and (order != 2 or norm is not None):
+    if name == "element" and (order != 2 or norm is not None):
         raise ValueError(NO_P)
-    return Call(rule, scope, order, nonfinite, reduce, norm)
+    return Call(rule, name, scope if isinstance(scope, Unit) else None, order, nonfinite, reduce, norm)
 
 
-def scope_of(rule: Rule, scope: str | None) -> str:
+def scope_of(rule: Rule, scope: str | Unit | None) -> str:
     """The scope, the rule's default for None; ValueError for one that the rule cannot serve."""
     if not isinstance(rule, Rule):
         raise TypeError(f"the rule must be one of gradclip's, such as MaxNorm(1.0); got {rule!r}")
     allowed = rule.allowed_scopes()
     if scope is None:
         return allowed[0]
+    if isinstance(scope, Unit):
+        scope = "unit"
     if scope not in allowed:
         raise ValueError(f"scope must be one of {', '.join(map(repr, allowed))} for {rule!r}; got {scope!r}")
     return scope

@@ -14,20 +14,25 @@ from typing import Any
 
 from . import eager, traced
 from .backends import Gradients, on_host, open_gradients, ops_for
-from .call import NO_P, SCOPES, Call, one_of, order_of, resolve, scope_of
+from .call import NO_P, SCOPES, Call, one_of, order_of, resolve
 from .clipped import Clipped
-from .measure import Reduce, given, measure, sizes
-from .rules import Bounds, MaxNorm, Measured, Rule, State, Threshold
+from .layout import Layout, Unit, layout_of
+from .measure import Reduce, given, measure, measure_elements
+from .rule import Measured, Rule, State, Threshold
+from .rules import Bounds, MaxNorm
 from .step import Step, Writer
 
 Array = Any
+NOTHING = Writer(
+    scale=lambda xs, coefs: xs, clamp=lambda xs, low, high, peaks: (xs, False), zero=lambda xs: xs, keep=lambda xs, finite: xs
+)
 
 
 def clip(
     grads: Any,
     rule: Rule,
     *,
-    scope: str | None = None,
+    scope: str | Unit | None = None,
     p: float = 2,
     weights: Any = None,
     state: State | None = None,
@@ -70,7 +75,7 @@ def clip_(
     grads: Any,
     rule: Rule,
     *,
-    scope: str | None = None,
+    scope: str | Unit | None = None,
     p: float = 2,
     weights: Any = None,
     state: State | None = None,
@@ -92,6 +97,23 @@ def clip_(
     opened = open_gradients(grads, writable=True)
     backend = opened.backend
     return _run(opened, call, weights, state, Writer(backend.scale_, backend.clamp_, backend.zero_, backend.keep_))
+
+
+def decide(
+    grads: Any,
+    rule: Rule,
+    *,
+    scope: str | Unit | None = None,
+    p: float = 2,
+    weights: Any = None,
+    state: State | None = None,
+    nonfinite: str = "raise",
+    reduce: Reduce | None = None,
+    norm: Array | None = None,
+) -> Clipped:
+    """What `clip` would do, with the gradients as they are: for a face that multiplies by `coef` itself."""
+    call = resolve(rule, scope, p, nonfinite, reduce, norm)
+    return _run(open_gradients(grads), call, weights, state, NOTHING)
 
 
 def clip_by_value(grads: Any, value: Threshold | tuple[Threshold, Threshold]) -> Clipped:
@@ -125,7 +147,7 @@ def clip_by_global_norm(grads: Any, max_norm: Threshold, p: float = 2) -> Clippe
     return clip(grads, MaxNorm(max_norm), p=p)
 
 
-def norm(grads: Any, p: float = 2, scope: str = "global") -> Array:
+def norm(grads: Any, p: float = 2, scope: str | Unit = "global") -> Array:
     """(Σ|g|^p)^(1/p), or the largest |g| for p=inf: 0-d, [n] for scope "tensor", 0-d and the largest for "element".
 
     Only measures: NaN gives NaN.
@@ -133,63 +155,77 @@ def norm(grads: Any, p: float = 2, scope: str = "global") -> Array:
     >>> norm([3.0, 4.0]), norm([3.0, None, -4.0], scope="tensor")
     (array(5.), array([3., 0., 4.]))
     """
+    unit = scope if isinstance(scope, Unit) else None
+    scope = "unit" if isinstance(scope, Unit) else scope
     one_of("scope", scope, SCOPES)
     p = order_of(p)
     if scope == "element" and p != 2:
         raise ValueError(NO_P)
     opened = open_gradients(grads)
     with opened.backend.quiet():
-        return opened.backend.field(measure(opened, p, scope).norm, opened.arrays())
+        found = measure_elements(opened) if scope == "element" else measure(layout_of(opened, scope, unit), p)
+        return opened.backend.field(found.norm, opened.arrays())
 
 
-def init(grads: Any, rule: Rule, scope: str | None = None) -> State:
+def init(grads: Any, rule: Rule, scope: str | Unit | None = None) -> State:
     """The state that a rule starts from, for `clip(…, state=)`; () for a rule that does not remember.
 
     >>> init([3.0, 4.0], MaxNorm(lambda step: 1.0 / (step + 1)))
     (0,)
     """
-    scope = scope_of(rule, scope)
-    opened = open_gradients(grads)
-    return rule.init(0.0 * sizes(opened, scope))
+    call = resolve(rule, scope, 2, "keep")
+    return rule.init(layout_of(open_gradients(grads), call.scope, call.unit, rule).zero())
 
 
 def _run(opened: Gradients, call: Call, weights: Any, state: State | None, write: Writer) -> Clipped:
     with opened.backend.quiet():
-        measured = _measured(opened, call, weights)
+        layout = layout_of(opened, call.scope, call.unit, call.rule)
+        measured = _measured(layout, call, weights)
         before = _state(call.rule, state)
-        step = Step(opened, call, measured, before, write, ops_for(measured.norm))
+        if not on_host(measured.norm):
+            before = tuple(opened.backend.field(entry, opened.arrays()) for entry in before)
+        step = Step(layout, call, measured, before, write, ops_for(measured.norm))
         return eager.clipped(step) if on_host(measured.norm) else traced.clipped(step)
 
 
-def _measured(opened: Gradients, call: Call, weights: Any) -> Measured:
-    rule, scope = call.rule, call.scope
-    measured = measure(opened, call.p, scope, call.reduce) if call.norm is None else given(opened, call.norm, scope)
-    if call.nonfinite in ("raise", "skip"):
-        measured = _on_host(measured, opened)
-    if rule.needs_size or rule.formula(scope):
-        measured = measured._replace(size=sizes(opened, scope))
-    if not rule.needs_weights:
-        return measured
-    return measured._replace(weights=_weights(opened, call, weights))
+def _measured(layout: Layout, call: Call, weights: Any) -> Measured:
+    rule, known = call.rule, layout.opened.backend.known
+    measured = _norms(layout, call)
+    if rule.needs_weights:
+        measured = measured._replace(weights=_weights(layout, call, weights))
+    if call.nonfinite in ("raise", "skip") and not on_host(measured.norm):
+        norm = known(measured.norm)  # a number, where it can be one now: what has to be looked at is looked at once
+        if norm is not None:
+            measured = measured._replace(norm=norm, weights=None if measured.weights is None else known(measured.weights))
+    if rule.needs_size or rule.formula(call.scope):
+        measured = measured._replace(size=layout.sizes())
+    return measured
 
 
-def _on_host(measured: Measured, opened: Gradients) -> Measured:
-    """The norm as a number, where it can be one now: what has to be looked at is looked at once."""
-    known = opened.backend.known(measured.norm)
-    if known is None or known is measured.norm:
-        return measured
-    return Measured(known)
+def _norms(layout: Layout, call: Call) -> Measured:
+    if call.norm is not None:
+        return given(layout, call.norm)
+    if call.scope == "element":
+        return measure_elements(layout.opened, call.reduce)
+    return measure(layout, call.p, call.reduce)
 
 
-def _weights(opened: Gradients, call: Call, weights: Any) -> Array:
+def _weights(layout: Layout, call: Call, weights: Any) -> Array:
+    name, opened = type(call.rule).__name__, layout.opened
     if weights is None:
-        raise ValueError(
-            f"{type(call.rule).__name__} compares gradients with weights: pass weights=, a tree like the gradients"
-        )
+        raise ValueError(f"{name} compares gradients with weights: pass weights=, a tree like the gradients")
     theirs = open_gradients(weights)
     if opened.paths() != theirs.paths():
         raise ValueError("weights= must be a tree like the gradients")
-    return measure(theirs, call.p, call.scope, call.reduce).norm
+    for path, x, w in zip(opened.paths(), opened.xs, theirs.xs, strict=True):
+        if (x is None) < (w is None) or (x is not None and tuple(x.shape) != tuple(w.shape)):
+            raise ValueError(f"weights= must have the gradients' shapes; {path or 'the gradient'}: {_shape(x)} and {_shape(w)}")
+    kept = [None if x is None else w for x, w in zip(opened.xs, theirs.xs, strict=True)]
+    return measure(layout._replace(opened=open_gradients(kept)), call.p, call.reduce).norm
+
+
+def _shape(x: Array) -> Any:
+    return None if x is None else tuple(x.shape)
 
 
 def _state(rule: Rule, state: State | None) -> State:

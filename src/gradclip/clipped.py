@@ -32,12 +32,15 @@ class Clipped(NamedTuple):
         measured = {name: self._numbers(getattr(self, name)) for name in ("norm", "limit", "coef")}
         return measured | {name: bool(getattr(self, name)) for name in ("clipped", "finite", "skipped")}
 
-    def _numbers(self, values: Array | None) -> float | dict[str, float | None] | None:
+    def _numbers(self, values: Array | None) -> Any:
         if values is None:
             return None
         if not values.shape:
             return _finite(values)
-        return {path: _finite(value) for path, value in zip(paths(self.grads), values, strict=True)}
+        return self._named([_finite(value) for value in values])
+
+    def _named(self, numbers: list[float | None]) -> Any:
+        return dict(zip(paths(self.grads), numbers, strict=True))
 
     def __repr__(self) -> str:
         count = sum(leaf is not None for leaf in flatten(self.grads)[0])
@@ -68,6 +71,15 @@ class Clipped(NamedTuple):
     def _largest(self, values: Array) -> float:
         numbers = [float(value) for value in values.reshape(-1)]
         return math.nan if any(map(math.isnan, numbers)) else max(numbers, default=0.0)
+
+
+class Listed(Clipped):
+    """The result of a clip by units or by groups: its norms have no leaf of their own, so that `to_dict` lists them."""
+
+    __slots__ = ()
+
+    def _named(self, numbers: list[float | None]) -> Any:
+        return numbers
 
 
 def _finite(value: Array) -> float | None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .backends import flatten, host, settled
 from .call import resolve
 from .clip import clip, init
 from .clipped import Clipped
-from .rules import Rule, State
+from .layout import Unit
+from .measure import Reduce
+from .rule import Rule, State
 
+Array = Any
 VERSION = 1
+UNREAD = 100  # calls whose flags may wait on their device
 
 
 class Counts(NamedTuple):
@@ -22,13 +28,10 @@ class Counts(NamedTuple):
     skipped: int = 0
     nonfinite: int = 0
 
-    def plus(self, clipped: Clipped) -> Counts:
-        """The counts with one more call."""
+    def plus(self, clipped: Array, finite: Array, skipped: Array) -> Counts:
+        """The counts with one more call, whose flags are read now."""
         return Counts(
-            self.steps + 1,
-            self.clipped + bool(clipped.clipped),
-            self.skipped + bool(clipped.skipped),
-            self.nonfinite + (not bool(clipped.finite)),
+            self.steps + 1, self.clipped + bool(clipped), self.skipped + bool(skipped), self.nonfinite + (not bool(finite))
         )
 
 
@@ -46,21 +49,35 @@ class Clipper:
     Counts(steps=1, clipped=1, skipped=0, nonfinite=0)
     """
 
-    def __init__(self, rule: Rule, scope: str | None = None, p: float = 2, nonfinite: str = "raise") -> None:
+    def __init__(self, rule: Rule, scope: str | Unit | None = None, p: float = 2, nonfinite: str = "raise") -> None:
         resolve(rule, scope, p, nonfinite)
         self.rule = rule
         self.scope = scope
         self.p = p
         self.nonfinite = nonfinite
         self.last: Clipped | None = None
-        self.counts = Counts()
+        self._counts = Counts()
+        self._flags: list[tuple[Array, Array, Array]] = []
         self._state: State | None = None
         self._kind: type[Rule] = type(rule)
+        self._told = 0
 
     def __call__(self, grads: Any, weights: Any = None) -> Clipped:
         """`clip(grads, rule, …)` with this clipper's state; one that raises changes neither state nor counts."""
+        return self.by(clip, grads, weights)
+
+    def by(
+        self,
+        how: Callable[..., Clipped],
+        grads: Any,
+        weights: Any = None,
+        *,
+        reduce: Reduce | None = None,
+        norm: Array | None = None,
+    ) -> Clipped:
+        """The same with `clip_`, or another function with the signature of `clip`."""
         grads = settled(grads)
-        clipped = clip(
+        clipped = how(
             grads,
             self.rule,
             scope=self.scope,
@@ -68,11 +85,48 @@ class Clipper:
             weights=weights,
             state=self._state_for(grads),
             nonfinite=self.nonfinite,
+            reduce=reduce,
+            norm=norm,
         )
         self._state, self._kind = clipped.state, type(self.rule)
-        self.counts = self.counts.plus(clipped)
+        self._flags.append((clipped.clipped, clipped.finite, clipped.skipped))
+        if len(self._flags) == UNREAD:
+            self._read()
         self.last = _without_memory(clipped)
         return clipped
+
+    @property
+    def counts(self) -> Counts:
+        """What came of all calls; flags that are still on a device are read when it is asked for.
+
+        Warns where the rule took a new level of the norm for granted, after too many clips in a row.
+        """
+        self._read()
+        self._tell()
+        return self._counts
+
+    def _tell(self) -> None:
+        rebased = None if self._state is None else self.rule.rebased(self._state)
+        times = 0 if rebased is None else int(host.field(rebased).max(initial=0))
+        if times > self._told:
+            plural = "s" * (times > 1)
+            warnings.warn(
+                f"{type(self.rule).__name__} took a new level for granted {times} time{plural}, after too many clips in a row: "
+                "has the learning rate, the batch or the loss scale changed?",
+                stacklevel=3,
+            )
+        self._told = times
+
+    def _read(self) -> None:
+        flags, self._flags = self._flags, []
+        for one in flags:
+            self._counts = self._counts.plus(*one)
+
+    def grow(self, grads: Any) -> None:
+        """Makes room for tensors that came to the end of the tree; they begin with a fresh state, the others go on."""
+        if self._state is not None and any(host.field(entry).ndim for entry in self._state):
+            fresh = init(grads, self.rule, self.scope)
+            self._state = tuple(host.grown(old, new) for old, new in zip(self._state, fresh, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         """State and counts as numbers, lists and strings, for JSON."""
@@ -89,7 +143,7 @@ class Clipper:
             if saved.get(name) != ours:
                 raise ValueError(f"this state is of {name} {saved.get(name)!r}, and the clipper of {ours!r}")
         state, counts = _loaded(saved, self.rule)
-        self._state, self.counts, self._kind = state, counts, type(self.rule)
+        self._state, self._counts, self._flags, self._kind = state, counts, [], type(self.rule)
 
     def _header(self) -> dict[str, Any]:
         call = resolve(self.rule, self.scope, self.p, self.nonfinite)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .backends import Gradients, Ops
+from .backends import Ops
 from .clipped import Clipped
 from .measure import LARGEST, SMALLEST
 from .nonfinite import NonFiniteError
@@ -21,7 +21,7 @@ def clipped(step: Step) -> Clipped:
         raise NonFiniteError.of(step.opened, step.norm)
     step = step._replace(finite=finite).decided()
     if finite:
-        return _applied(step)
+        return left_out(step) if step.bound.skip else _applied(step)
     state = step.before if policy == "skip" else step.call.rule.passed(step.before)
     step = step._replace(state=state)  # which such a norm does not enter
     return _applied(step) if policy == "keep" else stopped(step)
@@ -34,6 +34,11 @@ def stopped(step: Step) -> Clipped:
     return step.result(xs if skip else step.write.zero(xs), coef, clipped=not skip, skipped=skip)
 
 
+def left_out(step: Step) -> Clipped:
+    """What a rule that skips has decided: gradients as they are, and the caller should not step."""
+    return step.result(step.opened.arrays(), step.filled(1.0), clipped=False, skipped=True)
+
+
 def _applied(step: Step) -> Clipped:
     new, coef, changed = step.clamped() if step.call.scope == "element" else _scaled(step)
     return step.result(new, coef, clipped=changed)
@@ -41,9 +46,11 @@ def _applied(step: Step) -> Clipped:
 
 def _scaled(step: Step) -> Applied:
     coef, new = step.coefficient(), step.opened.arrays()
+    if not (coef != 1).any():
+        return new, coef, False
     for factor in [coef] if step.formula else _factors(coef, step.norm, step.limit(), step.ops):
-        new = step.write.scale(new, _each(step.opened, factor))
-    return new, coef, bool(set(_each(step.opened, coef)) - {1})
+        new = step.write.scale(new, step.layout.each(factor))
+    return new, coef, True
 
 
 def _factors(coef: Array, norm: Array, limit: Array, ops: Ops) -> list[Array]:
@@ -53,10 +60,3 @@ def _factors(coef: Array, norm: Array, limit: Array, ops: Ops) -> list[Array]:
         return [coef]
     half = limit**0.5 / ops.where(extreme, norm, 1.0) ** 0.5
     return [ops.where(extreme, half, 1.0), ops.where(extreme, half, coef)]
-
-
-def _each(opened: Gradients, coef: Array) -> list[Any]:
-    """One coefficient for every array."""
-    if not coef.shape:
-        return [float(coef)] * len(opened.arrays())
-    return [c for c, x in zip(coef.tolist(), opened.xs, strict=True) if x is not None]

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from . import backends
 from .backends import Backend, Gradients, on_host
-from .rules import Measured
+from .layout import Layout
+from .rule import Measured
 
 Array = Any
 Reduce: TypeAlias = Callable[[Array, float], Array]
 SMALLEST, LARGEST = 1e-270, 1e300  # between them a float64 coefficient has not lost digits
 
 
-def measure(opened: Gradients, p: float, scope: str, reduce: Reduce | None = None) -> Measured:
-    """The norm of every group of the scope."""
-    if scope == "element":
-        return _measure_elements(opened, reduce)
-    backend, xs, counts = opened.backend, opened.arrays(), counts_of(opened, scope)
+def measure(layout: Layout, p: float, reduce: Reduce | None = None) -> Measured:
+    """Every norm of the layout."""
+    backend = layout.opened.backend
 
     def power(p: float, divisors: Array = None) -> Array:
-        return _reduced(shaped(backend.powers(xs, counts, p, divisors), scope), p, reduce, backend)
+        return _reduced(layout.powers(p, divisors), p, reduce, backend)
 
     powers = power(p)
     norm = backend.root(powers, p)
-    if p != math.inf and not backend.fits(xs, p):
+    if p != math.inf and not backend.fits(layout.opened.arrays(), p):
         norm = _in_range(norm, backend.lost(powers, p), power, p, backend)
     return Measured(norm)
 
 
-def _measure_elements(opened: Gradients, reduce: Reduce | None) -> Measured:
+def measure_elements(opened: Gradients, reduce: Reduce | None = None) -> Measured:
+    """The largest |g|, and that of every array."""
     backend, xs = opened.backend, opened.arrays()
     peaks = backend.powers(xs, [1] * len(xs), math.inf)
     return Measured(_reduced(backend.peak(peaks), math.inf, reduce, backend), peaks=peaks)
@@ -74,28 +74,11 @@ def _returned(reduced: Array, sent: Array, backend: Backend) -> Array:
     return known[()]
 
 
-def given(opened: Gradients, norm: Array, scope: str) -> Measured:
+def given(layout: Layout, norm: Array) -> Measured:
     """The norm that the caller knows already."""
-    known, wanted = opened.backend.norms("norm=", norm), (len(opened.xs),) if scope == "tensor" else ()
+    known, wanted = layout.opened.backend.norms("norm=", norm), layout.shape()
     if tuple(known.shape) != wanted:
-        raise ValueError(f"norm= must have the shape {wanted} of scope {scope!r}; got {tuple(known.shape)}")
+        raise ValueError(f"norm= must have the shape {wanted}, one number for each norm; got {tuple(known.shape)}")
     if on_host(known) and (known < 0).any():
         raise ValueError(f"norm= must not be negative; got {norm!r}")
     return Measured(known)
-
-
-def counts_of(opened: Gradients, scope: str) -> Sequence[int]:
-    """How many arrays share each norm, in order; a None has one of its own in the scope "tensor", and it is 0."""
-    if scope != "tensor":
-        return [len(opened.arrays())]
-    return [0 if x is None else 1 for x in opened.xs] if opened.gaps else [1] * len(opened.xs)
-
-
-def sizes(opened: Gradients, scope: str) -> Array:
-    """How many elements each norm is taken over."""
-    return shaped(opened.backend.sizes(opened.arrays(), counts_of(opened, scope)), scope)
-
-
-def shaped(values: Array, scope: str) -> Array:
-    """One value for each group, as the norm's shape is: 0-d where there is one norm."""
-    return values if scope == "tensor" else values[0]

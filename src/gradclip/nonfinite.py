@@ -14,13 +14,18 @@ SHOWN = 5
 class NonFiniteError(FloatingPointError, RuntimeError):
     """A gradient is NaN or inf. Nothing was changed: neither gradients nor state."""
 
+    cause = ""  # which gradients, and how many values of each
+
     @classmethod
     def of(cls, opened: Gradients, norm: Any) -> NonFiniteError:
         """The error that names these gradients, and what to do next."""
-        return cls(
-            f"{_cause(opened, norm)}. Nothing was changed. Look for the operation that made them, or lower the learning "
-            'rate; to train on, pass nonfinite="skip" (leave this step out), "zero" or "keep"'
+        cause = _cause(opened, norm)
+        error = cls(
+            f"{cause}. Nothing was changed. Look for the operation that made them, or lower the learning rate; to train on, "
+            'pass nonfinite="skip" (leave this step out), "zero" or "keep"'
         )
+        error.cause = cause
+        return error
 
 
 def _cause(opened: Gradients, norm: Any) -> str:

@@ -1,103 +1,41 @@
 """How large may a gradient's norm be? One frozen dataclass per method, simplest first.
 
-A rule bounds the norm; `clip` turns the bound into a coefficient. Rules use operators and the few names in `ops`, so one text
-serves 0-d arrays and vectors of norms, eager or traced, in every framework.
+Rules use operators and the few names in `ops`, so that one text serves 0-d arrays and vectors of norms, eager or traced, in
+every framework. The thresholds of those that learn come from history without the current step. A norm that is not finite never
+enters it; one above the threshold enters as twice the threshold at most, so that a spike does not raise the next one's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from numbers import Real
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any
 
 from .conventions import CONVENTIONS, Formula
+from .published import AdaGC, AutoClip, Icefall, ZClip
+from .rule import (
+    Array,
+    Bound,
+    Measured,
+    Rule,
+    State,
+    Threshold,
+    at,
+    averaged,
+    check_bounds,
+    check_norms,
+    count,
+    fraction,
+    kept,
+    one,
+    quantile,
+    remembers,
+    step_of,
+    threshold,
+    window,
+)
 
-Array = Any
-State: TypeAlias = tuple[Array, ...]
-Bound: TypeAlias = tuple[Array, Array]
-Threshold: TypeAlias = float | Array | Callable[[Any], Any]
-
-
-class Measured(NamedTuple):
-    """What a rule may look at: 0-d for the scopes "global" and "element", [n] for "tensor"."""
-
-    norm: Array
-    weights: Array | None = None  # the norm of the weights, for rules that ask for it
-    size: Array | None = None  # how many elements the norm was taken over, likewise
-    peaks: Array | None = None  # [n] the largest |g| of every array, in the scope "element"
-
-
-class Rule:
-    """Bounds a norm. Subclasses are frozen dataclasses; a new one needs `decide` and, if it remembers, `init`."""
-
-    scopes: ClassVar[tuple[str, ...]] = ("global", "tensor")  # the first is the default
-    needs_weights: ClassVar[bool] = False
-    needs_size: ClassVar[bool] = False
-    signed: ClassVar[bool] = False  # in the scope "element": the bound is one of values, not of their modulus
-
-    def init(self, zero: Array) -> State:
-        """The state before the first step; `zero` is shaped like the norm. `()`: the rule does not remember."""
-        return ()
-
-    def decide(self, measured: Measured, state: State, ops: Any) -> tuple[Bound, State]:
-        """((low, high), state): the least and the largest norm allowed, and the state for the next step."""
-        raise NotImplementedError
-
-    def passed(self, state: State) -> State:
-        """The state after a step that was taken though its norm was not finite, and so is not taken in."""
-        return state
-
-    def allowed_scopes(self) -> tuple[str, ...]:
-        """The scopes that this rule can serve, its default first."""
-        return self.scopes
-
-    def formula(self, scope: str) -> Formula | None:
-        """Another framework's coefficient for this scope; None: the library's own."""
-        return None
-
-
-def threshold(name: str, value: Any) -> Any:
-    """`value` if it can bound a norm, else an error; arrays and functions are looked at when they are used."""
-    if known(name, value) and not as_float(value) > 0:
-        raise ValueError(f"{name} must be a number > 0, or inf to measure only; got {value!r}")
-    return value
-
-
-def known(name: str, value: Any) -> bool:
-    """Is it a number, to be checked now? TypeError for what is neither that, nor a 0-d array, nor a function."""
-    if isinstance(value, Real) and not isinstance(value, bool):
-        return True
-    if getattr(value, "shape", None) == () or callable(value):
-        return False
-    raise TypeError(f"{name} must be a number, a 0-d array or a function of the step; got {value!r} ({type(value).__name__})")
-
-
-def as_float(value: Any) -> float:
-    """The number as a float; NaN, which no check lets pass, for an integer that is too large for one."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.nan
-
-
-def at(name: str, value: Threshold, step: Array, ops: Any) -> Threshold:
-    """The threshold in force at this step, a float wherever its value can be known."""
-    value = ops.scalar(value(step) if callable(value) else value)
-    if callable(value):
-        raise TypeError(f"{name} at step {step} is a function, {value!r}: a schedule gives a number")
-    return as_float(value) if known(name, value) else value
-
-
-def remembers(*values: Threshold | None) -> State:
-    """The state of a rule whose thresholds may be schedules: (step,), counted from 0, or ()."""
-    return (0,) if any(callable(value) for value in values) else ()
-
-
-def step_of(state: State) -> tuple[Array, State]:
-    """The step that a schedule is asked for, and the state that counts it."""
-    return (state[0], (state[0] + 1,)) if state else (None, ())
+CAP = 2.0  # a norm enters history as at most so many times the limit
 
 
 @dataclass(frozen=True)
@@ -153,7 +91,7 @@ class MaxNorm(Rule):
         high = at("max_norm", self.max_norm, step, ops)
         low = None if self.min_norm is None else at("min_norm", self.min_norm, step, ops)
         check_norms(low, high)
-        return (0.0 if low is None else low, high), state
+        return Bound(0.0 if low is None else low, high), state
 
     def passed(self, state: State) -> State:
         return step_of(state)[1]
@@ -188,27 +126,301 @@ class Bounds(Rule):
         step, state = step_of(state)
         low, high = at("low", self.low, step, ops), at("high", self.high, step, ops)
         check_bounds(low, high)
-        return (low, high), state
+        return Bound(low, high), state
 
     def passed(self, state: State) -> State:
         return step_of(state)[1]
 
 
-def check_norms(low: Any, high: Any) -> None:
-    """Raises where they are numbers and not 0 < low ≤ high, low finite."""
-    threshold("max_norm", high)
-    if low is None:
-        return
-    threshold("min_norm", low)
-    least = as_float(low) if known("min_norm", low) else 0.0
-    most = as_float(high) if known("max_norm", high) else math.inf
-    if least > most or least == math.inf:
-        raise ValueError(f"min_norm must be finite and at most max_norm; got min_norm={low!r} and max_norm={high!r}")
+@dataclass(frozen=True)
+class UnitNorm(Rule):
+    """norm = norm_, whatever it was: g · c / ‖g‖; a zero gradient stays zero.
+
+    Changes the effective learning rate of optimizers that are not invariant to scale. Source: normalised gradient descent;
+    `optax.normalize_by_update_norm` adds 1e-6 to the norm.
+    """
+
+    norm: Threshold = 1.0
+
+    def __post_init__(self) -> None:
+        threshold("norm", self.norm)
+
+    def init(self, zero: Array) -> State:
+        return remembers(self.norm)
+
+    def decide(self, measured: Measured, state: State, ops: Any) -> tuple[Bound, State]:
+        step, state = step_of(state)
+        wanted = at("norm", self.norm, step, ops)
+        return Bound(wanted, wanted), state
+
+    def passed(self, state: State) -> State:
+        return step_of(state)[1]
 
 
-def check_bounds(low: Any, high: Any) -> None:
-    """Raises where they are numbers and not low ≤ 0 ≤ high, low < high."""
-    least = as_float(low) if known("low", low) else -1.0
-    most = as_float(high) if known("high", high) else 1.0
-    if not (least <= 0 <= most and least < most):
-        raise ValueError(f"bounds must have low <= 0 <= high and low < high; got low={low!r} and high={high!r}")
+@dataclass(frozen=True)
+class MaxRms(Rule):
+    """norm ≤ max_rms · √size: the root of the mean square is at most max_rms.
+
+    Source: the update clipping of Adafactor (Shazeer and Stern, 2018); `optax.clip_by_block_rms`.
+    """
+
+    max_rms: Threshold = 1.0
+
+    scopes = ("tensor", "global")
+    needs_size = True
+
+    def __post_init__(self) -> None:
+        threshold("max_rms", self.max_rms)
+
+    def init(self, zero: Array) -> State:
+        return remembers(self.max_rms)
+
+    def decide(self, measured: Measured, state: State, ops: Any) -> tuple[Bound, State]:
+        step, state = step_of(state)
+        return Bound(0.0, at("max_rms", self.max_rms, step, ops) * measured.size**0.5), state
+
+    def passed(self, state: State) -> State:
+        return step_of(state)[1]
+
+
+@dataclass(frozen=True)
+class Ratio(Rule):
+    """norm ≤ ratio · max(norm of the weights, floor): adaptive gradient clipping (AGC), per unit by default.
+
+    Pass the weights, a tree like the gradients. `floor` lets weights that are zero move at all. Leave the last layer out, as
+    the paper does. scope="tensor" with ratio=0.3 is DreamerV3's form.
+
+    Source: Brock, De, Smith and Simonyan, "High-performance large-scale image recognition without normalization", 2021.
+    """
+
+    ratio: Threshold = 0.01
+    _: KW_ONLY
+    floor: float = 1e-3
+
+    scopes = ("unit", "tensor")
+    needs_weights = True
+
+    def __post_init__(self) -> None:
+        threshold("ratio", self.ratio)
+        threshold("floor", self.floor)
+
+    def init(self, zero: Array) -> State:
+        return remembers(self.ratio)
+
+    def decide(self, measured: Measured, state: State, ops: Any) -> tuple[Bound, State]:
+        step, state = step_of(state)
+        weights = ops.where(measured.weights > self.floor, measured.weights, self.floor)
+        return Bound(0.0, at("ratio", self.ratio, step, ops) * weights), state
+
+    def passed(self, state: State) -> State:
+        return step_of(state)[1]
+
+
+@dataclass(frozen=True)
+class Median(Rule):
+    """norm ≤ k · the median of the last `window` norms: the choice where nothing is known of their scale.
+
+    Half of the history may be spikes before the limit moves. After a lasting change of level it follows within half a window.
+    No limit before `warmup` norms are known, or `warmup_norm`; nor where the median is 0.
+
+    State: (window, how many norms). Source: the clipping scale of icefall's ScaledAdam (k2-fsa), which takes the median anew
+    every 100 steps, of norms weighted by the parameters' scale.
+    """
+
+    k: float = 2.0
+    _: KW_ONLY
+    window: int = 100
+    warmup: int = 10
+    warmup_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        threshold("k", self.k)
+        check_history(self.window, self.warmup, self.warmup_norm)
+
+    def init(self, zero: Array) -> State:
+        return window(zero, self.window), 0.0
+
+    @staticmethod
+    def published(k: float = 2.0, *, period: int = 100) -> Rule:
+        """As icefall has it: a limit that stays for `period` steps."""
+        return Icefall(k, period)
+
+    def decide(self, measured: Measured, state: State, ops: Any) -> tuple[Bound, State]:
+        median = quantile(state, 0.5, self.window, ops)
+        limit = learnt(median > 0, self.k * median, state[1] >= self.warmup, self.warmup_norm, ops)
+        return Bound(0.0, limit), kept(state, measured.norm, self.window, ops)
+
+
+@dataclass(frozen=True)
+class Quantile(Rule):
+    """norm ≤ the q-quantile of the last `window` norms, interpolated linearly: AutoClip.
+
+    It clips 1 - q of all steps, by construction; the paper's best runs with Adam clipped 90 %, q=0.1. No limit before `warmup`
+    norms are known, or `warmup_norm`.
+
+    State: (window, how many norms). Source: Seetharaman, Wichern, Pardo and Le Roux, "AutoClip", 2020, whose history is
+    unbounded and holds the current norm: see `Quantile.published`.
+    """
+
+    q: float = 0.9
+    _: KW_ONLY
+    window: int = 1000
+    warmup: int = 20
+    warmup_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        fraction("q", self.q)
+        check_history(self.window, self.warmup, self.warmup_norm)
+
+    def init(self, zero: Array) -> State:
+        return window(zero, self.window), 0.0
+
+    @staticmethod
+    def published(q: float = 0.1, *, window: int = 10_000) -> Rule:
+        """As the paper has it: the threshold holds the norm that it judges, and there is no warm-up."""
+        return AutoClip(q, window)
+
+    def decide(self, measured: Measured, state: State, ops: Any) -> tuple[Bound, State]:
+        found = quantile(state, self.q, self.window, ops)
+        limit = learnt(found > 0, found, state[1] >= self.warmup, self.warmup_norm, ops)
+        return Bound(0.0, limit), kept(state, capped(measured.norm, limit, ops), self.window, ops)
+
+
+@dataclass(frozen=True)
+class ZScore(Rule):
+    """norm ≤ μ + z · σ, with μ and σ² exponential averages of the norms: ZClip that cannot lock in.
+
+    `decay` is how much of the averages a step keeps. They begin as the mean and variance of the first `warmup` norms, during
+    which there is no limit, or `warmup_norm`. After `max_consecutive` clips in a row the norms have a new level: the averages
+    are scaled to it (`rebased` counts that).
+
+    State: (μ, σ², norms known, clips in a row, times rebased). Source: Kumar, Owen, Roy Chowdhury and Güra, "ZClip", 2025;
+    its history holds what was clipped to, so that after a lasting rise it clips for ever: see `ZScore.published`.
+    """
+
+    z: float = 2.5
+    _: KW_ONLY
+    decay: float = 0.97
+    warmup: int = 25
+    max_consecutive: int = 50
+    warmup_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        threshold("z", self.z)
+        fraction("decay", self.decay)
+        count("max_consecutive", self.max_consecutive)
+        check_warmup(self.warmup, self.warmup_norm)
+
+    def init(self, zero: Array) -> State:
+        return (zero,) * 5
+
+    @staticmethod
+    def published(
+        z: float = 2.5,
+        *,
+        decay: float = 0.97,
+        warmup: int = 25,
+        mode: str = "adaptive",
+        max_norm: float | None = 1.0,
+        skip_update: bool = False,
+    ) -> Rule:
+        """As zclip 1.0.0 has it, whose `max_norm` makes it a clip at 1 wherever norms are larger."""
+        return ZClip(z, decay, warmup, mode, max_norm, skip_update)
+
+    def decide(self, measured: Measured, state: State, ops: Any) -> tuple[Bound, State]:
+        (mean, variance, known, run, rebased), norm = state, measured.norm
+        limit = learnt(mean > 0, mean + self.z * variance**0.5, known >= self.warmup, self.warmup_norm, ops)
+        run, moved = in_a_row(run, norm > limit, self.max_consecutive, ops)
+        scale = ops.where(moved, norm / ops.where(mean > 0, mean, 1.0), 1.0)
+        value = ops.where(moved, norm, capped(norm, limit, ops))
+        averages = averaged(mean * scale, variance * scale * scale, known, value, self.warmup, self.decay, ops)
+        seen = norm > 0
+        mean, variance = (ops.where(seen, new, old) for new, old in zip(averages, (mean, variance), strict=True))
+        return Bound(0.0, limit), (mean, variance, known + one(seen, ops), run, rebased + one(moved, ops))
+
+    def rebased(self, state: State) -> Array:
+        return state[4]
+
+
+@dataclass(frozen=True)
+class EmaRatio(Rule):
+    """norm ≤ ratio · max(the exponential average of its own norms, floor), for every tensor: AdaGC that freezes nothing.
+
+    A tensor has no limit, or `warmup_norm`, until `warmup` of its norms that are not zero are known; their mean is what the
+    average begins with. After `max_consecutive` clips in a row the average is set to the norm (`rebased` counts that).
+
+    State: (average, norms known, clips in a row, times rebased), for each tensor. Source: Wang et al., "AdaGC", 2025, where
+    the average begins as the least norm of the warm-up and learns what was clipped to: see `EmaRatio.published`.
+    """
+
+    ratio: float = 1.05
+    _: KW_ONLY
+    decay: float = 0.98
+    warmup: int = 100
+    floor: float = 1e-6
+    max_consecutive: int = 50
+    warmup_norm: float | None = None
+
+    scopes = ("tensor", "global")
+
+    def __post_init__(self) -> None:
+        threshold("ratio", self.ratio)
+        threshold("floor", self.floor)
+        fraction("decay", self.decay)
+        count("max_consecutive", self.max_consecutive)
+        check_warmup(self.warmup, self.warmup_norm)
+
+    def init(self, zero: Array) -> State:
+        return (zero,) * 4
+
+    @staticmethod
+    def published(ratio: float = 1.05, *, decay: float = 0.98, warmup: int = 100, max_norm: float = 1.0) -> Rule:
+        """As the paper has it: a clip of all at `max_norm` in the warm-up, whose least norms the averages begin as."""
+        return AdaGC(ratio, decay, warmup, max_norm)
+
+    def decide(self, measured: Measured, state: State, ops: Any) -> tuple[Bound, State]:
+        (average, known, run, rebased), norm = state, measured.norm
+        above = self.ratio * ops.where(average > self.floor, average, self.floor)
+        limit = learnt(known > 0, above, known >= self.warmup, self.warmup_norm, ops)
+        run, moved = in_a_row(run, norm > limit, self.max_consecutive, ops)
+        value = capped(norm, limit, ops)
+        weight = ops.where(known < self.warmup, 1.0 / (known + 1.0), 1.0 - self.decay)
+        average = ops.where(norm > 0, average + weight * (value - average), average)
+        state = ops.where(moved, norm, average), known + one(norm > 0, ops), run, rebased + one(moved, ops)
+        return Bound(0.0, limit), state
+
+    def rebased(self, state: State) -> Array:
+        return state[3]
+
+
+def check_warmup(warmup: int, warmup_norm: float | None) -> None:
+    """Raises where they are no count and no threshold."""
+    count("warmup", warmup)
+    if warmup_norm is not None:
+        threshold("warmup_norm", warmup_norm)
+
+
+def check_history(size: int, warmup: int, warmup_norm: float | None) -> None:
+    """Raises where the warm-up does not fit into the window too."""
+    count("window", size)
+    check_warmup(warmup, warmup_norm)
+    if warmup > size:
+        raise ValueError(f"warmup must be at most window, which holds the norms; got warmup={warmup} and window={size}")
+
+
+def learnt(usable: Array, limit: Array, warm: Array, warmup_norm: float | None, ops: Any) -> Array:
+    """The limit that was learnt, once it is; before that `warmup_norm`, or none."""
+    before = math.inf if warmup_norm is None else warmup_norm
+    return ops.where(usable & warm, limit, before)
+
+
+def capped(norm: Array, limit: Array, ops: Any) -> Array:
+    """The norm as it enters history."""
+    return ops.where(norm > CAP * limit, CAP * limit, norm)
+
+
+def in_a_row(run: Array, clipped: Array, most: int, ops: Any) -> tuple[Array, Array]:
+    """How many clips in a row that makes, and were they too many? Then they are counted from 0 again."""
+    run = ops.where(clipped, run + 1.0, 0.0)
+    moved = run >= most
+    return ops.where(moved, 0.0, run), moved

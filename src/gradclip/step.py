@@ -7,9 +7,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from .backends import Gradients, Ops
 from .call import Call
-from .clipped import Clipped
+from .clipped import Clipped, Listed
 from .conventions import Formula
-from .rules import Bound, Measured, State
+from .layout import Layout
+from .rule import Bound, Measured, State
 
 Array = Any
 Applied: TypeAlias = tuple[list[Array], Array | None, Any]  # the new arrays, their coefficient, did anything change?
@@ -27,15 +28,20 @@ class Writer(NamedTuple):
 class Step(NamedTuple):
     """One call; `bound` and `state` are the rule's decision."""
 
-    opened: Gradients
+    layout: Layout
     call: Call
     measured: Measured
     before: State
     write: Writer
     ops: Ops
     finite: Any = True
-    bound: Bound = (0.0, 0.0)
+    bound: Bound = Bound(0.0, 0.0)
     state: State = ()
+
+    @property
+    def opened(self) -> Gradients:
+        """The gradients."""
+        return self.layout.opened
 
     @property
     def norm(self) -> Array:
@@ -50,11 +56,11 @@ class Step(NamedTuple):
     def decided(self) -> Step:
         """With the bound in force and the next state, as if the norm were finite."""
         bound, state = self.call.rule.decide(self.measured, self.before, self.ops)
-        return self._replace(bound=bound, state=state)
+        return self._replace(bound=Bound(*bound), state=state)  # a rule may give the two numbers alone
 
     def limit(self) -> Array:
         """The bound in force, shaped like the norm."""
-        (low, high), norm = self.bound, self.norm
+        (low, high, _), norm = self.bound, self.norm
         if self.call.scope == "element":
             return self.filled(largest(-low, high, self.ops))
         if unbounded(low):
@@ -67,19 +73,19 @@ class Step(NamedTuple):
 
     def coefficient(self) -> Array:
         """What the gradients are to be multiplied by."""
-        low, high = self.bound
+        low, high, _ = self.bound
         return coefficient(self.norm, low, high, self.ops) if self.formula is None else self._frameworks(self.formula)
 
     def _frameworks(self, formula: Formula) -> Array:
         """Another framework's coefficient, in the precision that it would compute in; 1 for a None."""
         backend, norm = self.opened.backend, self.norm
         working = backend.working(self.opened.arrays(), norm)
-        coef = backend.widened(formula(working, self.bound[1], self.ops), norm)
+        coef = backend.widened(formula(working, self.bound.high, self.ops), norm)
         return self.ops.where(self.measured.size == 0, 1.0, coef)
 
     def clamped(self) -> Applied:
         """Every value between the bounds: the arrays, no coefficient, and did anything change?"""
-        low, high = self.bound
+        low, high, _ = self.bound
         if self.call.rule.signed:
             refuse_complex(self.opened)
         else:
@@ -90,7 +96,8 @@ class Step(NamedTuple):
     def result(self, new: list[Array], coef: Array | None, *, clipped: Any, skipped: Any = False) -> Clipped:
         """The gradients in their tree, and what was measured as arrays of their framework."""
         field, xs = self.opened.backend.field, self.opened.arrays()
-        return Clipped(
+        kind = Clipped if self.layout.one or self.call.scope == "tensor" else Listed
+        return kind(
             grads=self.opened.replaced(new),
             norm=field(self.norm, xs),
             limit=field(self.limit(), xs),

@@ -5,13 +5,13 @@ The same steps as in `eager` with `where` in place of `if`: gradients are always
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from .backends import Gradients
 from .clipped import Clipped
 from .eager import stopped
 from .nonfinite import NonFiniteError
-from .rules import State
+from .rule import State
 from .step import Applied, Step
 
 Array = Any
@@ -24,7 +24,7 @@ REFUSED = (
 def clipped(step: Step) -> Clipped:
     """The result of a call, as arrays that the framework may compute whenever it likes."""
     policy, ops = step.call.nonfinite, step.ops
-    step = step._replace(finite=ops.all(ops.isfinite(step.norm)))
+    step = step._replace(finite=ops.all(step.norm < math.inf))
     known = step.opened.backend.truth(step.finite) if policy in ("raise", "skip") else None
     if policy == "raise" and known is None:
         raise ValueError(REFUSED)
@@ -33,15 +33,22 @@ def clipped(step: Step) -> Clipped:
     step = step.decided()
     step = step._replace(state=_state(step))
     new, coef, changed = step.clamped() if step.call.scope == "element" else _scaled(step)
-    if policy not in ("zero", "skip") or known is not None:
+    lost = ops.where(step.finite, False, True) if policy in ("zero", "skip") and known is None else False
+    stopped = either(lost, step.bound.skip)
+    if stopped is False:
         return step.result(new, coef, clipped=changed)
-    stopped = ops.where(step.finite, False, True)  # then zeros, so that a forgotten look at .skipped does no harm
+    go = ops.where(stopped, False, True)  # else zeros, so that a forgotten look at .skipped does no harm
     return step.result(
-        step.write.keep(new, step.finite),
-        None if coef is None else ops.where(step.finite, coef, 0.0),
+        step.write.keep(new, go),
+        None if coef is None else ops.where(go, coef, 0.0),
         clipped=changed | stopped,
-        skipped=stopped if policy == "skip" else False,
+        skipped=either(lost if policy == "skip" else False, step.bound.skip),
     )
+
+
+def either(a: Array, b: Array) -> Array:
+    """One or the other flag, where False is a flag that is known."""
+    return b if a is False else a if b is False else a | b
 
 
 def _refused(step: Step) -> Clipped:
@@ -53,16 +60,8 @@ def _refused(step: Step) -> Clipped:
 
 def _scaled(step: Step) -> Applied:
     coef = step.coefficient()
-    new = step.write.scale(step.opened.arrays(), _each(step.opened, coef))
+    new = step.write.scale(step.opened.arrays(), step.layout.each(coef))
     return new, coef, step.ops.any(coef != 1.0)
-
-
-def _each(opened: Gradients, coef: Array) -> list[Array]:
-    """One coefficient for every array, the same object where there is one for all."""
-    if not coef.shape:
-        return [coef] * len(opened.arrays())
-    coefs = opened.backend.unstack(coef)
-    return [c for c, x in zip(coefs, opened.xs, strict=True) if x is not None]
 
 
 def _state(step: Step) -> State:

@@ -71,12 +71,14 @@ def blocks(x: Array) -> Iterator[Array]:
     return (row[start : start + BLOCK] for start in range(0, x.size, BLOCK))
 
 
-def scaled(x: Array, coef: float, out: Array) -> Array:
-    """out = x · coef: the product in float64, rounded once."""
+def scaled(x: Array, coef: Any, out: Array) -> Array:
+    """out = x · coef, a number or an array that broadcasts: the product in float64, rounded once."""
     with np.errstate(all="ignore"):
         if x.dtype.kind == "c":
             scaled(x.real, coef, out.real)
             scaled(x.imag, coef, out.imag)
+        elif x.dtype.name == "bfloat16" and np.ndim(coef):
+            out[...] = _to_odd(x.astype(np.float64) * coef).astype(x.dtype)
         elif x.dtype.name == "bfloat16":
             source, target = line(x), line(out)
             for start in range(0, x.size, BLOCK):

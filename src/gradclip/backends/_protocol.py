@@ -33,6 +33,12 @@ class Ops(Protocol):
     def put(self, window: Array, slot: Array, value: Array, /) -> Array:
         """The window with window[slot] = value; `window` itself stays as it is."""
 
+    def take(self, x: Array, place: Array, /) -> Array:
+        """x[place] along axis 0; `place` is a whole number that may have no value yet."""
+
+    def stack(self, xs: Sequence[Array], /) -> Array:
+        """Norms of one shape, along a new first axis."""
+
     def scalar(self, value: Array, /) -> Array:
         """A threshold as a number that can be compared with norms."""
 
@@ -80,14 +86,20 @@ class Backend(Ops, Protocol):
     def sizes(self, xs: Sequence[Array], counts: Sequence[int], /) -> Array:
         """The number of elements of each group, [k]."""
 
+    def pick(self, xs: Sequence[Array], places: Sequence[int], /) -> Sequence[Array]:
+        """Some of the arrays, in this order."""
+
+    def unit_axis(self, x: Array, /) -> int | None:
+        """The axis of the outputs, in the framework's layout of weights."""
+
+    def aligned(self, coef: Array, x: Array, axis: int | None, /) -> Array:
+        """One coefficient for every index along the axis, as an array that broadcasts with x; 0-d for None."""
+
     def is_complex(self, x: Array, /) -> bool:
         """Is its type complex?"""
 
     def nonfinite(self, xs: Sequence[Array], /) -> list[tuple[int, int]]:
         """How many NaN and how many inf each array holds."""
-
-    def stack(self, xs: Sequence[Array], /) -> Array:
-        """Norms of one shape, along a new first axis."""
 
     def unstack(self, x: Array, /) -> list[Array]:
         """The entries of [k], each 0-d."""
@@ -105,7 +117,7 @@ class Backend(Ops, Protocol):
         """Such a coefficient as `coefficient` gives it, shaped like the norm."""
 
     def scale(self, xs: Sequence[Array], coefs: Sequence[Any], /) -> list[Array]:
-        """x · coef, rounded once; the very same array where coef is 1."""
+        """x · coef, rounded once; the very same array where coef is 1. A coef may be an array that broadcasts with x."""
 
     def scale_(self, xs: Sequence[Array], coefs: Sequence[Any], /) -> list[Array]:
         """The same, written into x; every stretch of memory once."""

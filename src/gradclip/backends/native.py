@@ -5,6 +5,7 @@ Without the core every array counts as one whose memory cannot be reached, and i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,13 +57,24 @@ def open_buffers(xs: list[Array], writable: bool) -> Memory:
     """The memory of NumPy arrays, which the caller keeps alive."""
     if native.available:
         return Memory(*_core.open_buffers(xs, writable))
-    none = np.zeros(len(xs), np.int64)
-    return Memory(none.astype(np.uint64), none, np.full(len(xs), NOT_HELD, np.uint8))
+    return nowhere(len(xs))
 
 
-def plain(addresses: Array, lengths: Array, dtypes: Array, most: int) -> Memory:
-    """The memory of a framework's arrays; without the core there is none that it could reach."""
-    return Memory(addresses, lengths, dtypes if native.available else np.full_like(dtypes, NOT_HELD), most)
+def open_tensors(xs: Sequence[Array], exchange: Any, most: int = native.MOST) -> Memory | None:
+    """The memory of tensors whose type offers DLPack's exchange table; None where one has none that may be read.
+
+    `most` threads may work on it. The caller keeps the tensors alive.
+    """
+    if not native.available or exchange is None:
+        return None
+    opened = _core.open_tensors(list(xs), exchange)
+    return Memory(*opened, most) if len(opened[0]) == len(xs) else None
+
+
+def nowhere(count: int) -> Memory:
+    """The memory of arrays that the core cannot reach."""
+    none = np.zeros(count, np.int64)
+    return Memory(none.astype(np.uint64), none, np.full(count, NOT_HELD, np.uint8))
 
 
 def powers(memory: Memory, p: float, divisors: Array) -> list[float]:

@@ -51,6 +51,19 @@ def like(x: Array, value: Any) -> Array:
     return np.where(x > 0, value, value)
 
 
+def grown(old: Any, fresh: Any) -> Any:
+    """The old entries of a state, and the fresh ones of tensors that came to its end, along the last axis."""
+    if np.shape(old) == np.shape(fresh):
+        return old
+    grown = np.array(fresh, np.float64)
+    grown[..., : np.shape(old)[-1]] = old
+    return grown
+
+
+def take(x: Array, place: Any) -> Array:
+    return x[int(place)]
+
+
 def scalar(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () else value
 
@@ -191,6 +204,18 @@ def sizes(xs: Sequence[Array], counts: Sequence[int]) -> Array:
     return np.array([sum(islice(each, count)) for count in counts], np.float64)
 
 
+def pick(xs: Sequence[Array], places: Sequence[int]) -> Arrays:
+    return Arrays([xs[i] for i in places])
+
+
+def unit_axis(x: Array) -> int | None:
+    return 0
+
+
+def aligned(coef: Array, x: Array, axis: int | None) -> Array:
+    return coef[0] if axis is None else coef.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+
+
 def is_complex(x: Array) -> bool:
     return bool(x.dtype.kind == "c")
 
@@ -212,7 +237,9 @@ def widened(coef: Array, norm: Array) -> Array:
     return np.broadcast_to(coef, np.atleast_1d(norm).shape).astype(np.float64).reshape(np.shape(norm))
 
 
-def scale(xs: Sequence[Array], coefs: Sequence[float]) -> list[Array]:
+def scale(xs: Sequence[Array], coefs: Sequence[Any]) -> list[Array]:
+    if _by_units(coefs):
+        return [_blocks.scaled(x, coef, _empty(x)) if np.any(coef != 1) else x for x, coef in zip(xs, coefs, strict=True)]
     out = [x if coef == 1 else _empty(x) for x, coef in zip(xs, coefs, strict=True)]
     if 1 in coefs:
         keep = [coef != 1 for coef in coefs]
@@ -222,7 +249,9 @@ def scale(xs: Sequence[Array], coefs: Sequence[float]) -> list[Array]:
     return out
 
 
-def scale_(xs: list[Array], coefs: Sequence[float]) -> list[Array]:
+def scale_(xs: list[Array], coefs: Sequence[Any]) -> list[Array]:
+    if _by_units(coefs):
+        return _scale_units_(xs, coefs)
     again = xs.again if isinstance(xs, Arrays) else [False] * len(xs)
     picked, factors = xs, coefs
     if 1 in coefs or True in again:
@@ -230,6 +259,19 @@ def scale_(xs: list[Array], coefs: Sequence[float]) -> list[Array]:
         picked, factors = list(compress(xs, keep)), list(compress(coefs, keep))
     _scale_into(picked, factors, picked)
     return xs  # as it is, since it knows which arrays lie where an earlier one does
+
+
+def _by_units(coefs: Sequence[Any]) -> bool:
+    """Are there arrays among them, which broadcast with the gradients?"""
+    return bool({type(coef) for coef in coefs} & {np.ndarray})
+
+
+def _scale_units_(xs: list[Array], coefs: Sequence[Any]) -> list[Array]:
+    again = xs.again if isinstance(xs, Arrays) else [False] * len(xs)
+    for x, coef, done in zip(xs, coefs, again, strict=True):
+        if np.any(coef != 1) and not done:
+            _blocks.scaled(x, coef, x)
+    return xs
 
 
 def _scale_into(xs: Sequence[Array], coefs: Sequence[float], ys: Sequence[Array]) -> None:
@@ -266,6 +308,8 @@ def clamp_(xs: Sequence[Array], low: float, high: float, peaks: Array) -> tuple[
 
 def _doubtful(xs: Sequence[Array], low: float, high: float, peaks: Array) -> list[bool]:
     """May a value lie outside? Said by the largest |x|; a NaN hides the others."""
+    if peaks is None:
+        return [True] * len(xs)
     return [not peak <= min(-a, b) for peak, (a, b) in zip(peaks.tolist(), _bounds(xs, low, high), strict=True)]
 
 

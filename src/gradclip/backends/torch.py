@@ -25,7 +25,7 @@ from ._blocks import BLOCK
 from ._overlap import said, written_once
 
 Array = Any
-CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
+EXCHANGE = getattr(Tensor, "__dlpack_c_exchange_api__", None)
 TYPES = {torch.float64: "f8", torch.float32: "f4", torch.bfloat16: "u2", torch.float16: "f2"} | {
     torch.complex64: "c8",
     torch.complex128: "c16",
@@ -72,6 +72,10 @@ def put(window: Tensor, slot: Tensor, value: Tensor) -> Tensor:
     return window.index_copy(0, torch.as_tensor(slot, device=window.device).long().reshape(1), value[None])
 
 
+def take(x: Tensor, place: Tensor) -> Tensor:
+    return x.index_select(0, place.long().reshape(1))[0]
+
+
 def scalar(value: Any) -> Any:
     return value
 
@@ -86,7 +90,7 @@ def known(x: Any) -> Array | None:
         return x
     if torch.compiler.is_compiling() or x.requires_grad:
         return None
-    return _read(lambda: np.asarray(x.tolist(), np.float64))
+    return _read(lambda: np.float64(x.item()) if not x.ndim else x.double().cpu().numpy())
 
 
 def truth(flag: Any) -> bool | None:
@@ -120,7 +124,8 @@ def norms(name: str, x: Any) -> Array:
         return host.norms(name, x)
     if x.is_complex() or x.dtype is torch.bool:
         raise TypeError(f"{name} must be real numbers; got {x!r}")
-    return x.to(_wide(x)) if _stays([x], False) else host.norms(name, x.detach().double().numpy())
+    on_host = isinstance(arrays([x.to(_wide(x))], lambda i: name, False), Tensors)
+    return host.norms(name, x.detach().numpy()) if on_host else x.to(_wide(x))
 
 
 def field(x: Any, xs: Sequence[Tensor] = ()) -> Tensor:
@@ -137,23 +142,38 @@ def field(x: Any, xs: Sequence[Tensor] = ()) -> Tensor:
 class Tensors(list[Tensor]):
     """Plain CPU tensors that know where they lie, which lie where an earlier one does, and which stand for a sparse one."""
 
-    def __init__(self, xs: Sequence[Tensor], writable: bool, path: Callable[[int], str]) -> None:
-        super().__init__(map(_values, xs) if _sparse(xs) else xs)
-        self.memory = _memory(self)
-        self.unmerged = (
-            [(x, y) for x, y in zip(xs, self, strict=True) if x is not y and not x.is_coalesced()] if writable else []
-        )
-        self.again = _writable_once(self, path) if writable else [False] * len(self)
+    def __init__(self, xs: Sequence[Tensor], memory: native.Memory) -> None:
+        super().__init__(xs)
+        self.memory = memory
+        self.again = [False] * len(self)
+        self.unmerged: list[tuple[Tensor, Tensor]] = []
 
 
 def arrays(leaves: Sequence[Any], path: Callable[[int], str], writable: bool) -> list[Tensor]:
-    kinds, dtypes = set(map(type, leaves)), {x.dtype for x in leaves}
-    if kinds - {Tensor} or dtypes - CODES.keys():
-        for i, leaf in enumerate(leaves):
-            _check(leaf, i, path)
-    if _stays(leaves, writable):
-        return [_values(x) if x.is_sparse else x for x in leaves]
-    return Tensors(leaves, writable, path)
+    plain = set(map(type, leaves)) <= {Tensor}
+    kept = not writable and torch.is_grad_enabled() and True in {x.requires_grad for x in leaves}  # a derivative
+    stays = not plain or kept or _traced()
+    memory = None if stays or True in set(map(Tensor.is_neg, leaves)) else _opened(leaves)
+    if memory is not None and memory.whole:  # plain memory of a type that the core knows: there is nothing to check
+        return _once(Tensors(leaves, memory), path) if writable else Tensors(leaves, memory)
+    for i, leaf in enumerate(leaves):
+        _check(leaf, i, path)
+    values = [_values(x.detach() if writable and x.requires_grad else x) for x in leaves]
+    if stays or not _reachable(values):
+        return values
+    xs = Tensors(values, _memory(values))
+    xs.unmerged = [(x, y) for x, y in zip(leaves, xs, strict=True) if x.is_sparse and not x.is_coalesced()]
+    return _once(xs, path) if writable else xs
+
+
+def _reachable(xs: Sequence[Tensor]) -> bool:
+    """Do they lie in the CPU's memory? Under vmap they do not lie anywhere."""
+    return False not in {x.is_cpu for x in xs} and _read(lambda: [x.data_ptr() for x in xs]) is not None
+
+
+def _traced() -> bool:
+    """Is somebody watching the operations, who would see nothing of what the core does?"""
+    return bool(torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack())
 
 
 def _check(x: Any, i: int, path: Callable[[int], str]) -> None:
@@ -169,50 +189,26 @@ def _check(x: Any, i: int, path: Callable[[int], str]) -> None:
         raise TypeError(f"{name} is of layout {x.layout}: gradients are dense, or sparse of layout torch.sparse_coo")
 
 
-def _stays(xs: Sequence[Tensor], writable: bool) -> bool:
-    """Must torch's own kernels do the work, since there is no memory that may be read now?"""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return True
-    if set(map(type, xs)) - {Tensor} or False in {x.is_cpu for x in xs}:
-        return True
-    if not writable and torch.is_grad_enabled() and True in {x.requires_grad for x in xs}:
-        return True
-    return _read(lambda: [x.data_ptr() for x in xs if not x.is_sparse][:0]) is None
-
-
-def _sparse(xs: Sequence[Tensor]) -> bool:
-    return bool(xs) and {x.layout for x in xs} != {torch.strided}
-
-
 def _values(x: Tensor) -> Tensor:
     """The values of a sparse gradient, rows that occur twice merged."""
     return x.coalesce().values() if x.is_sparse else x
 
 
-def _memory(xs: list[Tensor]) -> native.Memory:
-    count = len(xs)
-    lengths = np.fromiter(map(Tensor.numel, xs), np.int64, count)
-    dtypes = np.fromiter((CODES.get(x.dtype, native.NOT_HELD) for x in xs), np.uint8, count)
-    plain = np.fromiter(map(Tensor.is_contiguous, xs), np.bool_, count)
-    lazy = np.fromiter(map(Tensor.is_neg, xs), np.bool_, count)
-    for i in np.flatnonzero(~plain).tolist():
-        plain[i] = _dense(xs[i])
-    dtypes[~plain | lazy] = native.NOT_HELD
-    return native.plain(np.fromiter(map(Tensor.data_ptr, xs), np.uint64, count), lengths, dtypes, torch.get_num_threads())
+def _memory(xs: Sequence[Tensor]) -> native.Memory:
+    """Where they lie; those whose bits torch reads with another sign lie nowhere."""
+    memory = _opened(xs) or native.nowhere(len(xs))
+    memory.dtypes[[x.is_neg() for x in xs]] = native.NOT_HELD
+    return memory
 
 
-def _dense(x: Tensor) -> bool:
-    """Dense in some order of its axes."""
-    step = 1
-    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n != 1):
-        if stride != step:
-            return bool(x.numel() == 0)
-        step *= size
-    return True
+def _opened(xs: Sequence[Tensor]) -> native.Memory | None:
+    return native.open_tensors(xs, EXCHANGE, torch.get_num_threads())
 
 
-def _writable_once(xs: Tensors, path: Callable[[int], str]) -> list[bool]:
-    return written_once(len(xs), lambda i: _shadow(xs[i]), *xs.memory.bounds(), ~xs.memory.held, path)
+def _once(xs: Tensors, path: Callable[[int], str]) -> Tensors:
+    """Ready to be written, each stretch of memory once; ValueError for what shares only a part of it."""
+    xs.again = written_once(len(xs), lambda i: _shadow(xs[i]), *xs.memory.bounds(), ~xs.memory.held, path)
+    return xs
 
 
 def _shadow(x: Tensor) -> Array:
@@ -231,7 +227,7 @@ def _shadow(x: Tensor) -> Array:
 def restore(x: Tensor, leaf: Tensor) -> Tensor:
     if not leaf.is_sparse:
         return x
-    return torch.sparse_coo_tensor(leaf.coalesce().indices(), x, leaf.shape, is_coalesced=True)
+    return torch.sparse_coo_tensor(leaf.coalesce().indices(), x, leaf.shape, is_coalesced=True, check_invariants=False)
 
 
 def _blocks_of(x: Tensor) -> Iterator[Array]:
@@ -246,6 +242,8 @@ def powers(xs: Sequence[Tensor], counts: Sequence[int], p: float, divisors: Arra
     parts = _stacked(xs, p, divisors, counts)
     if len(counts) == len(xs) and set(counts) == {1}:
         return parts
+    if len(counts) == 1 and p != math.inf:
+        return parts.sum(0, keepdim=True)
     groups = parts.split(list(counts))
     return torch.stack([(_largest(group) if p == math.inf else group.sum()) for group in groups])
 
@@ -256,14 +254,16 @@ def _stacked(xs: Sequence[Tensor], p: float, divisors: Tensor | None, counts: Se
         return torch.zeros(0, dtype=torch.float64)
     if divisors is not None:
         each = [by for by, count in zip(divisors.unbind(), counts, strict=True) for _ in range(count)]
-        xs = [(x.abs() if x.is_complex() else x).to(_wide(x)) / by.to(x.device) for x, by in zip(xs, each, strict=True)]
+        xs = [_size(x) / by.to(x.device) for x, by in zip(xs, each, strict=True)]
     parts = _fused(xs, p) if _fusible(xs) else [_power(x, p) for x in xs]
     return torch.stack([part if part.device == parts[0].device else part.to(parts[0].device) for part in parts])
 
 
 def _fusible(xs: Sequence[Tensor]) -> bool:
     """Is there neither a derivative nor a graph to keep simple? Then one call does for all tensors."""
-    if torch.compiler.is_compiling() or True in {x.is_complex() for x in xs}:
+    if torch.compiler.is_compiling() or not xs or True in {x.is_complex() for x in xs}:
+        return False
+    if _read(xs[0].data_ptr) is None:  # vmap, which knows no such call
         return False
     return not (torch.is_grad_enabled() and True in {x.requires_grad for x in xs})
 
@@ -272,15 +272,14 @@ def _fused(xs: Sequence[Tensor], p: float) -> list[Tensor]:
     wide = _wide(xs[0])
     if p != math.inf:
         return list(torch._foreach_powsum(xs, p, dtype=wide))
-    full = torch._foreach_norm([x for x in xs if x.numel()], p, dtype=wide)
-    each = iter(full)
+    full = [x for x in xs if x.numel()]
+    each = iter(torch._foreach_norm(full, p, dtype=wide) if full else [])
     return [next(each) if x.numel() else torch.zeros((), dtype=wide, device=x.device) for x in xs]
 
 
 def _power(x: Tensor, p: float) -> Tensor:
     """Σ|x|^p, its derivative 0 where x is 0."""
-    size = x.abs() if x.is_complex() else x
-    size = size.to(_wide(x))
+    size = _size(x)
     if p == math.inf:
         return _largest(size.abs())
     if p == 1:
@@ -301,12 +300,48 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def unit_powers(xs: Sequence[Tensor], axes: Sequence[int | None], p: float, divisors: Array = None) -> Array:
-    raise NotImplementedError
+    if isinstance(xs, Tensors):
+        return host.unit_powers([_plain(x) for x in xs], axes, p, divisors)
+    counts = [1 if axis is None else x.shape[axis] for x, axis in zip(xs, axes, strict=True)]
+    if divisors is not None:
+        parts = zip(xs, divisors.split(counts), axes, strict=True)
+        xs = [_size(x) / aligned(part, x, axis).to(x.device) for x, part, axis in parts]
+    found = [_unit_powers(_size(x), axis, p) for x, axis in zip(xs, axes, strict=True)]
+    return torch.cat([part.to(found[0].device) for part in found]) if found else torch.zeros(0, dtype=torch.float64)
+
+
+def _plain(x: Tensor) -> Array:
+    """As NumPy's, without a copy where torch allows that."""
+    x = x.detach().resolve_conj().resolve_neg()
+    return (x.float() if x.dtype is torch.bfloat16 else x).numpy()
+
+
+def _unit_powers(x: Tensor, axis: int | None, p: float) -> Tensor:
+    if axis is None:
+        return _power(x, p).reshape(1)
+    rows = x.movedim(axis, 0).reshape(x.shape[axis], -1)
+    return torch.stack([_power(row, p) for row in rows.unbind()]) if p not in (1, 2) else _rows(rows, p)
+
+
+def _rows(rows: Tensor, p: float) -> Tensor:
+    return (rows.abs() if p == 1 else rows.square()).sum(1)
+
+
+def _size(x: Tensor) -> Tensor:
+    """|x| for complex x, in the norm's precision."""
+    return (x.abs() if x.is_complex() else x).to(_wide(x))
 
 
 def fits(xs: Sequence[Tensor], p: float) -> bool:
-    wide = not xs or _wide(xs[0]) is torch.float64
-    return wide and WIDE.isdisjoint({x.dtype for x in xs}) and host.SMALLEST_P <= p <= host.LARGEST_P
+    exact = isinstance(xs, Tensors) or not xs or _wide(xs[0]) is torch.float64
+    return exact and not _some_wide(xs) and host.SMALLEST_P <= p <= host.LARGEST_P
+
+
+def _some_wide(xs: Sequence[Tensor]) -> bool:
+    """Is a gradient of float64 among them, or of complex numbers of two?"""
+    if isinstance(xs, Tensors) and xs.memory.whole:
+        return not xs.memory.dtypes.all()  # float64's code is 0
+    return not WIDE.isdisjoint({x.dtype for x in xs})
 
 
 def lost(powers: Array, p: float) -> Array:
@@ -329,11 +364,26 @@ def peak(peaks: Array) -> Array:
 
 
 def sizes(xs: Sequence[Tensor], counts: Sequence[int]) -> Array:
+    if isinstance(xs, Tensors) and xs.memory.whole and len(counts) == 1:
+        return np.array([xs.memory.lengths.sum()], np.float64)
     each = (x.numel() for x in xs)
     found = [float(sum(islice(each, count))) for count in counts]
     return (
         np.array(found) if isinstance(xs, Tensors) or not xs else torch.tensor(found, dtype=_wide(xs[0]), device=xs[0].device)
     )
+
+
+def pick(xs: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:
+    picked = [xs[i] for i in places]
+    return Tensors(picked, xs.memory.only(np.array(places, np.intp))) if isinstance(xs, Tensors) else picked
+
+
+def unit_axis(x: Tensor) -> int | None:
+    return 0
+
+
+def aligned(coef: Array, x: Tensor, axis: int | None) -> Array:
+    return coef[0] if axis is None else coef.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
 
 
 def is_complex(x: Tensor) -> bool:
@@ -347,7 +397,7 @@ def nonfinite(xs: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 
 def working(xs: Sequence[Tensor], norm: Array) -> Array:
-    wide = not WIDE.isdisjoint({x.dtype for x in xs})
+    wide = _some_wide(xs)
     if isinstance(norm, Tensor):
         return norm.to(torch.float64 if wide else torch.float32)
     return np.atleast_1d(norm).astype(np.float64 if wide else np.float32)
@@ -360,16 +410,32 @@ def widened(coef: Array, norm: Array) -> Array:
 def scale(xs: Sequence[Tensor], coefs: Sequence[Any]) -> list[Tensor]:
     if not isinstance(xs, Tensors):
         return _products(xs, coefs)
+    if np.ndarray in set(map(type, coefs)):
+        return [_by_units(x, coef, torch.empty_like(x)) if np.any(coef != 1) else x for x, coef in zip(xs, coefs, strict=True)]
     out = [x if coef == 1 else torch.empty_like(x) for x, coef in zip(xs, coefs, strict=True)]
     _scale_into(xs, coefs, out, [coef != 1 for coef in coefs])
     return out
 
 
-def scale_(xs: Sequence[Tensor], coefs: Sequence[Any]) -> list[Tensor]:
+def scale_(xs: list[Tensor], coefs: Sequence[Any]) -> list[Tensor]:
     if not isinstance(xs, Tensors):
         return _products_(xs, coefs)
+    if np.ndarray in set(map(type, coefs)):
+        return _scale_units_(xs, coefs)
     _scale_into(xs, coefs, xs, [coef != 1 and not done for coef, done in zip(coefs, xs.again, strict=True)])
     return _merged(xs)
+
+
+def _scale_units_(xs: Tensors, coefs: Sequence[Any]) -> list[Tensor]:
+    for x, coef, done in zip(xs, coefs, xs.again, strict=True):
+        if np.any(coef != 1) and not done:
+            _by_units(x, coef, x)
+    return _merged(xs)
+
+
+def _by_units(x: Tensor, coef: Array, y: Tensor) -> Tensor:
+    _write(y, x.detach().to(_double(x)) * torch.as_tensor(coef))
+    return y
 
 
 def _scale_into(xs: Tensors, coefs: Sequence[float], ys: list[Tensor], which: Sequence[bool]) -> None:
@@ -380,9 +446,14 @@ def _scale_into(xs: Tensors, coefs: Sequence[float], ys: list[Tensor], which: Se
     direct = xs.memory.held & targets.held & np.array(which)
     native.scale(xs.memory.only(direct), targets.only(direct), np.array(coefs, np.float64)[direct])
     for i in np.flatnonzero(np.array(which) & ~direct).tolist():
-        ys[i].copy_(xs[i].detach().to(_double(xs[i])) * coefs[i])
+        _write(ys[i], xs[i].detach().to(_double(xs[i])) * coefs[i])
     if ys is xs:
         increment_version(list(compress(ys, direct.tolist())))
+
+
+def _write(y: Tensor, value: Tensor) -> None:
+    with torch.inference_mode() if y.is_inference() else nullcontext():
+        y.copy_(value)
 
 
 def _double(x: Tensor) -> torch.dtype:
@@ -393,72 +464,75 @@ def _products(xs: Sequence[Tensor], coefs: Sequence[Tensor]) -> list[Tensor]:
     """x · coef by torch's kernels, formed in float32 at least; one call for all where that is right."""
     if not _fusible(xs) or len(set(map(id, coefs))) > 1:
         return [_product(x, coef) for x, coef in zip(xs, coefs, strict=True)]
-    return list(torch._foreach_mul(list(xs), _for(xs, coefs[0]))) if xs else []
+    scaled = torch._foreach_mul(list(xs), _for(xs, coefs[0])) if xs else []
+    return [y.to(x.dtype) for x, y in zip(xs, scaled, strict=True)]  # a 0-d tensor takes the type of the coefficient
 
 
-def _products_(xs: Sequence[Tensor], coefs: Sequence[Tensor]) -> list[Tensor]:
+def _products_(xs: list[Tensor], coefs: Sequence[Tensor]) -> list[Tensor]:
     with torch.no_grad():
         if _fusible(xs) and len(set(map(id, coefs))) == 1:
             torch._foreach_mul_(list(xs), _for(xs, coefs[0]))
         else:
             for x, coef in zip(xs, coefs, strict=True):
                 x.copy_(_product(x, coef))
-    return list(xs)
+    return xs
 
 
 def _for(xs: Sequence[Tensor], coef: Any) -> Any:
     """The coefficient in the precision of the product, so that the fused kernels take it."""
-    narrow = isinstance(coef, Tensor) and WIDE.isdisjoint({x.dtype for x in xs})
+    narrow = isinstance(coef, Tensor) and not _some_wide(xs)
     return coef.to(torch.float32) if narrow else coef
 
 
 def _product(x: Tensor, coef: Any) -> Tensor:
+    """x · coef, formed in the norm's own precision and rounded once; a coefficient may lie outside float32's range."""
     if not isinstance(coef, Tensor):
         return x * coef
-    if x.dtype in WIDE:
-        return x * coef.to(x.device)
-    wide = x if x.is_complex() else x.float()
-    return (wide * coef.to(x.device, torch.float32)).to(x.dtype)
+    wide = torch.promote_types(coef.dtype, x.dtype)
+    return (x.to(wide) * coef.to(x.device)).to(x.dtype)
 
 
 def clamp(xs: Sequence[Tensor], low: Any, high: Any, peaks: Any) -> tuple[list[Tensor], Any]:
     if not isinstance(xs, Tensors):
-        return [_clamped(x, low, high) for x in xs], _outside(xs, low, high)
+        return [_clamped(x, low, high) for x in xs], _outside(xs, low, high, peaks)
     doubtful = _doubtful(xs, low, high, peaks)
     out = [torch.empty_like(x) if doubt else x for x, doubt in zip(xs, doubtful, strict=True)]
     changed = _clamp_into(xs, low, high, out, doubtful)
     return [y if hit else x for x, y, hit in zip(xs, out, changed, strict=True)], True in changed
 
 
-def clamp_(xs: Sequence[Tensor], low: Any, high: Any, peaks: Any) -> tuple[list[Tensor], Any]:
+def clamp_(xs: list[Tensor], low: Any, high: Any, peaks: Any) -> tuple[list[Tensor], Any]:
     if not isinstance(xs, Tensors):
-        return _clamped_(xs, low, high)
+        return _clamped_(xs, low, high, peaks)
     doubtful = [doubt and not done for doubt, done in zip(_doubtful(xs, low, high, peaks), xs.again, strict=True)]
     changed = _clamp_into(xs, low, high, xs, doubtful)
-    return (_merged(xs) if True in changed else list(xs)), True in changed
+    return (_merged(xs) if True in changed else xs), True in changed
 
 
-def _doubtful(xs: Sequence[Tensor], low: float, high: float, peaks: Array) -> list[bool]:
+def _doubtful(xs: Sequence[Tensor], low: float, high: float, peaks: Array | None) -> list[bool]:
     """May a value lie outside? Said by the largest |x|; a NaN hides the others."""
+    if peaks is None:
+        return [True] * len(xs)
     bounds = {dtype: _rounded(low, high, dtype) for dtype in {x.dtype for x in xs}}
     least = [min(-a, b) for a, b in (bounds[x.dtype] for x in xs)]
     return [not peak <= bound for peak, bound in zip(peaks.tolist(), least, strict=True)]
 
 
-def _rounded(low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
-    """The bounds as the type rounds them; those of a modulus have no such type."""
-    if dtype.is_complex:
-        return low, high
-    least, most = torch.tensor([low, high], dtype=torch.float64).to(dtype).tolist()
-    return least, most
-
-
-def _held(low: Any, high: Any, dtype: torch.dtype) -> tuple[Any, Any]:
-    """The bounds as torch's kernels take them, which refuse a number that is too large for the type."""
+def _rounded(low: Any, high: Any, dtype: torch.dtype) -> tuple[Any, Any]:
+    """The bounds as the type rounds them; those of a modulus have no such type, and those on a device stay there."""
     if dtype.is_complex or isinstance(low, Tensor) or isinstance(high, Tensor):
         return low, high
-    most = torch.finfo(dtype).max
-    return (-math.inf if low < -most else low), (math.inf if high > most else high)
+    return _nearest(low, dtype), _nearest(high, dtype)
+
+
+def _nearest(bound: float, dtype: torch.dtype) -> float:
+    """The number of that type that lies nearest, in plain Python, which tracers follow."""
+    if not math.isfinite(bound):
+        return bound
+    info = torch.finfo(dtype)
+    step = info.eps * max(info.tiny, math.ldexp(1.0, math.frexp(bound)[1] - 1))
+    nearest = round(bound / step) * step
+    return nearest if -info.max <= nearest <= info.max else math.copysign(math.inf, bound)
 
 
 def _clamp_into(xs: Tensors, low: float, high: float, ys: list[Tensor], which: Sequence[bool]) -> list[bool]:
@@ -473,40 +547,43 @@ def _clamp_into(xs: Tensors, low: float, high: float, ys: list[Tensor], which: S
     if ys is xs:
         increment_version(list(compress(ys, (direct & changed).tolist())))
     for i in np.flatnonzero(np.array(which) & ~direct).tolist():
-        changed[i] = bool(_outside([xs[i]], low, high))
+        changed[i] = bool(_outside([xs[i]], low, high, None))
         if changed[i]:
-            ys[i].copy_(_clamped(xs[i].detach(), low, high))
+            _write(ys[i], _clamped(xs[i].detach(), low, high))
     return cast("list[bool]", changed.tolist())
 
 
 def _clamped(x: Tensor, low: Any, high: Any) -> Tensor:
     if not x.is_complex():
-        return x.clamp(*_held(low, high, x.dtype))
+        return x.clamp(*_rounded(low, high, x.dtype))
     size = x.abs()
     above = size > high
     return torch.where(above, x * (high / torch.where(above, size, 1.0)), x)
 
 
-def _clamped_(xs: Sequence[Tensor], low: Any, high: Any) -> tuple[list[Tensor], Any]:
+def _clamped_(xs: list[Tensor], low: Any, high: Any, peaks: Any) -> tuple[list[Tensor], Any]:
     """Two calls for all tensors of a type."""
     with torch.no_grad():
-        changed = _outside(xs, low, high)
+        changed = _outside(xs, low, high, peaks)
         for dtype in {x.dtype for x in xs}:
-            same, (least, most) = [x for x in xs if x.dtype == dtype], _held(low, high, dtype)
+            same, (least, most) = [x for x in xs if x.dtype == dtype], _rounded(low, high, dtype)
             if dtype.is_complex or isinstance(least, Tensor) or isinstance(most, Tensor):
                 for x in same:
                     x.copy_(_clamped(x, low, high))
             else:
                 torch._foreach_clamp_min_(same, least)
                 torch._foreach_clamp_max_(same, most)
-    return list(xs), changed
+    return xs, changed
 
 
-def _outside(xs: Sequence[Tensor], low: Any, high: Any) -> Tensor:
-    """Does any value lie outside the bounds?"""
+def _outside(xs: Sequence[Tensor], low: Any, high: Any, peaks: Any) -> Tensor:
+    """Does any value lie outside the bounds? Told by the largest |x| of each where they are alike and of one type."""
+    dtypes = {x.dtype for x in xs}
+    if isinstance(peaks, Tensor) and len(dtypes) == 1 and not isinstance(high, Tensor) and low == -high:
+        return (peaks > _rounded(low, high, *dtypes)[1]).any()
     flags = []
     for x in xs:
-        least, most = _held(low, high, x.dtype)
+        least, most = _rounded(low, high, x.dtype)
         flags.append((x.abs() > most).any() if x.is_complex() else ((x < least) | (x > most)).any())
     return torch.stack([flag.to(flags[0].device) for flag in flags]).any() if flags else torch.zeros((), dtype=torch.bool)
 
@@ -515,7 +592,7 @@ def zeros(xs: Sequence[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(x) for x in xs]
 
 
-def zero_(xs: Sequence[Tensor]) -> list[Tensor]:
+def zero_(xs: list[Tensor]) -> list[Tensor]:
     with torch.no_grad():
         for x in xs:
             x.zero_()
@@ -526,15 +603,16 @@ def keep(xs: Sequence[Tensor], finite: Tensor) -> list[Tensor]:
     return [torch.where(finite.to(x.device), x, torch.zeros((), dtype=x.dtype, device=x.device)) for x in xs]
 
 
-def keep_(xs: Sequence[Tensor], finite: Tensor) -> list[Tensor]:
+def keep_(xs: list[Tensor], finite: Tensor) -> list[Tensor]:
     with torch.no_grad():
+        stopped = ~finite
         for x in xs:
-            x.masked_fill_(~finite.to(x.device), 0)
-    return list(xs)
+            x.masked_fill_(stopped.to(x.device), 0)
+    return xs
 
 
-def _merged(xs: Sequence[Tensor]) -> list[Tensor]:
+def _merged(xs: list[Tensor]) -> list[Tensor]:
     """Written back where the values stood for a sparse tensor whose rows had not been merged."""
     for sparse, values in xs.unmerged if isinstance(xs, Tensors) else []:
         sparse.copy_(restore(values, sparse))
-    return list(xs)
+    return xs

@@ -10,7 +10,8 @@ import typer
 
 from .. import clip as core
 from ..call import resolve
-from ..rules import Bounds, MaxNorm, Rule
+from ..rule import Rule
+from ..rules import Bounds, MaxNorm
 from .errors import UserError, told
 from .files import check_apart, check_source, common_format, replacing
 from .report import Report

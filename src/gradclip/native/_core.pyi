@@ -21,6 +21,12 @@ def open_buffers(arrays: list[object], writable: bool) -> tuple[NDArray[np.uint6
     Dtype 255 marks what has no dense native-endian memory of the four types, or none that may be written.
     """
 
+def open_tensors(tensors: list[object], exchange: object) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint8]]:
+    """The same for the tensors of a framework whose type offers `__dlpack_c_exchange_api__`, which is `exchange`.
+
+    Empty where one of them cannot be looked at, or lies elsewhere than in the CPU's memory.
+    """
+
 def measure(
     addresses: NDArray[np.uint64],
     lengths: NDArray[np.int64],

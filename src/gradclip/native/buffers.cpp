@@ -22,23 +22,26 @@ uint8_t dtype_of(const char* format, Py_ssize_t size) {
     return NO_MEMORY;
 }
 
-// Dense in some order of its axes: no gaps, no element twice, nothing backwards.
-bool dense(const Py_buffer& view) {
-    Py_ssize_t step = view.itemsize;
-    int axis = view.ndim - 1;
-    for (; axis >= 0 && (view.strides[axis] == step || view.shape[axis] == 1); axis--) step *= view.shape[axis];
-    if (axis < 0 || view.len == 0) return true;
-    std::vector<std::pair<Py_ssize_t, Py_ssize_t>> axes;
-    for (int i = 0; i < view.ndim; i++)
-        if (view.shape[i] != 1) axes.emplace_back(view.strides[i], view.shape[i]);
+// Dense in some order of its axes: no gaps, no element twice, nothing backwards. The first stride may be any `unit`.
+template <class Int>
+bool dense(int ndim, const Int* shape, const Int* strides, Int unit) {
+    Int step = unit;
+    int axis = ndim - 1;
+    for (; axis >= 0 && (strides[axis] == step || shape[axis] == 1); axis--) step *= shape[axis];
+    if (axis < 0 || std::find(shape, shape + ndim, Int(0)) != shape + ndim) return true;
+    std::vector<std::pair<Int, Int>> axes;
+    for (int i = 0; i < ndim; i++)
+        if (shape[i] != 1) axes.emplace_back(strides[i], shape[i]);
     std::sort(axes.begin(), axes.end());
-    step = view.itemsize;
+    step = unit;
     for (auto [stride, size] : axes) {
         if (stride != step) return false;
         step *= size;
     }
     return true;
 }
+
+bool dense(const Py_buffer& view) { return dense(view.ndim, view.shape, view.strides, view.itemsize); }
 
 Opened open_one(PyObject* array, bool writable) {
     Opened opened;
@@ -74,7 +77,59 @@ Opened open_bfloat16(nb::handle array, bool writable) {
     return opened;
 }
 
+// DLPack's tables, as its standard lays them out (version 1.3): what a framework's C exchange function fills in.
+struct DLTensor {
+    void* data;
+    int32_t device_type, device_id;
+    int32_t ndim;
+    uint8_t code, bits;
+    uint16_t lanes;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+};
+
+struct DLPackExchange {
+    uint32_t major, minor;
+    void *older, *allocate, *managed, *to_python;
+    int (*look)(void* array, DLTensor* out);  // borrows: nothing is copied or kept
+};
+
+constexpr int32_t CPU = 1;
+enum Code : uint8_t { FLOAT = 2, BFLOAT = 4 };
+
+uint8_t dtype_of(const DLTensor& x) {
+    if (x.lanes != 1) return NO_MEMORY;
+    if (x.code == BFLOAT) return x.bits == 16 ? BFLOAT16 : NO_MEMORY;
+    if (x.code != FLOAT) return NO_MEMORY;
+    return x.bits == 64 ? FLOAT64 : x.bits == 32 ? FLOAT32 : x.bits == 16 ? FLOAT16 : NO_MEMORY;
+}
+
+Opened open_one(const DLTensor& x) {
+    Opened opened;
+    opened.length = 1;
+    for (int i = 0; i < x.ndim; i++) opened.length *= x.shape[i];
+    opened.address = (uint64_t)(uintptr_t)x.data + x.byte_offset;
+    if (x.ndim == 0 || !x.strides || dense<int64_t>(x.ndim, x.shape, x.strides, 1)) opened.dtype = dtype_of(x);
+    return opened;
+}
+
 }  // namespace
+
+std::vector<Opened> open_each(PyObject* list, PyObject* exchange) {
+    const auto* table = (const DLPackExchange*)PyCapsule_GetPointer(exchange, "dlpack_exchange_api");
+    if (!table) throw nb::python_error();
+    const bool known = table->major == 1 && table->look;
+    std::vector<Opened> opened;
+    for (nb::handle array : nb::borrow<nb::list>(list)) {
+        DLTensor x;
+        if (!known || table->look(array.ptr(), &x) || x.device_type != CPU) {
+            PyErr_Clear();
+            return {};
+        }
+        opened.push_back(open_one(x));
+    }
+    return opened;
+}
 
 std::vector<Opened> open_all(PyObject* list, bool writable) {
     std::vector<Opened> opened;

@@ -98,8 +98,7 @@ struct Blocks {
     }
 };
 
-auto open_buffers(nb::list arrays, bool writable) {
-    const std::vector<Opened> opened = open_all(arrays.ptr(), writable);
+auto to_lists(const std::vector<Opened>& opened) {
     std::vector<uint64_t> addresses;
     std::vector<int64_t> lengths;
     std::vector<uint8_t> dtypes;
@@ -109,6 +108,12 @@ auto open_buffers(nb::list arrays, bool writable) {
         dtypes.push_back(one.dtype);
     }
     return std::make_tuple(to_numpy(std::move(addresses)), to_numpy(std::move(lengths)), to_numpy(std::move(dtypes)));
+}
+
+auto open_buffers(nb::list arrays, bool writable) { return to_lists(open_all(arrays.ptr(), writable)); }
+
+auto open_tensors(nb::list tensors, nb::object exchange) {
+    return to_lists(open_each(tensors.ptr(), exchange.ptr()));
 }
 
 auto measure(In<uint64_t> addresses, In<int64_t> lengths, In<uint8_t> dtypes, double p,
@@ -284,6 +289,7 @@ NB_MODULE(_core, m) {
     m.attr("BLOCK") = BLOCK;
     m.def("cpu", [] { return cpu; });
     m.def("open_buffers", open_buffers, "arrays"_a, "writable"_a);
+    m.def("open_tensors", open_tensors, "tensors"_a, "exchange"_a);
     m.def("measure", measure, "addresses"_a, "lengths"_a, "dtypes"_a, "p"_a, "divisors"_a.none(), "threads"_a);
     m.def("measure_units", measure_units, "address"_a, "rows"_a, "cols"_a, "row_stride"_a, "col_stride"_a, "dtype"_a,
           "p"_a, "divisors"_a.none(), "threads"_a);
