@@ -62,7 +62,7 @@ class Step(NamedTuple):
         """The bound in force, shaped like the norm."""
         (low, high, _), norm = self.bound, self.norm
         if self.call.scope == "element":
-            return self.filled(max(abs(low), high))
+            return self.filled(largest(-low, high, self.ops))
         if unbounded(low):
             return self.filled(high)
         return self.ops.where((norm < low) & (norm > 0), low, high)
@@ -120,6 +120,12 @@ def coefficient(norm: Array, low: Array, high: Array, ops: Ops) -> Array:
         return coef
     above_low = (norm >= low) | (norm == 0) | (norm != norm)
     return ops.where(above_low, coef, low / ops.where(above_low, 1.0, norm))
+
+
+def largest(x: Any, y: Any, ops: Ops) -> Any:
+    """The larger of two bounds, of which one may have no value yet."""
+    known = isinstance(x, float) and isinstance(y, float)
+    return max(x, y) if known else ops.where(x > y, x, y)
 
 
 def unbounded(low: Any) -> bool:
