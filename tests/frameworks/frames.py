@@ -102,4 +102,30 @@ def mlx() -> Frame:
     return Frame(make, read, modes, frozenset({"compile", "grad", "gpu"}), readable=frozenset({"eager", "grad", "gpu"}))
 
 
-FRAMES = {"mlx": mlx, "torch": torch}
+def jax() -> Frame:
+    import jax
+    import jax.numpy as jnp
+
+    def scanned(f):
+        def work(grads):
+            found = jax.lax.scan(lambda carry, one: (carry, f(one)), 0, jax.tree.map(lambda x: x[None], grads))[1]
+            return jax.tree.map(lambda x: x[0], found)
+
+        return work
+
+    def differentiated(f):
+        return lambda grads: jax.jvp(f, (grads,), (grads,))[0]
+
+    def mapped(f):
+        def work(grads):
+            return jax.tree.map(lambda x: x[1], jax.jit(jax.vmap(f))(jax.tree.map(lambda x: jnp.stack([x * 0, x]), grads)))
+
+        return work
+
+    modes = {"eager": lambda f: f, "jit": jax.jit, "scan": scanned, "jvp": differentiated, "vmap": mapped}
+    traced = frozenset(modes) - {"eager"}
+    dtypes = (np.float32, np.float16, ml_dtypes.bfloat16)  # and float64 where x64 is enabled, which has tests of its own
+    return Frame(jnp.asarray, np.asarray, modes, traced, readable=frozenset({"eager", "jvp"}), dtypes=dtypes)
+
+
+FRAMES = {"jax": jax, "mlx": mlx, "torch": torch}
