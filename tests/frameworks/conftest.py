@@ -8,6 +8,11 @@ def pytest_addoption(parser):
     parser.addoption("--framework", choices=sorted(FRAMES), help="the framework whose environment this is")
 
 
+def pytest_configure(config):
+    # Paddle says so wherever no ccache is installed, when it is imported
+    config.addinivalue_line("filterwarnings", "ignore:No ccache found:UserWarning")
+
+
 def pytest_collection_modifyitems(config, items):
     name = config.getoption("--framework")
     if name is None:

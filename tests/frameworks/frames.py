@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from gradclip.backends import flatten
+
 
 class Frame(NamedTuple):
     """make and read: NumPy to the framework's array and back. modes: ways of running a function of arrays."""
@@ -15,7 +17,7 @@ class Frame(NamedTuple):
     modes: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
     traced: frozenset[str] = frozenset()  # the modes in which norms stay with the framework
     readable: frozenset[str] = frozenset({"eager"})  # the modes in which a value can be looked at, where it is asked for
-    unit_axis: int = 0  # the axis of the outputs, in this framework's layout of a matrix and of three axes
+    unit_axis: Any = 0  # the axis of the outputs, in this framework's layout of a matrix and of three axes; or as for Unit
     dtypes: tuple[Any, ...] = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
 
 
@@ -52,4 +54,51 @@ def torch() -> Frame:
     return Frame(make, read, modes, frozenset({"compile", "watched"}), readable=frozenset({"eager", "watched"}))
 
 
-FRAMES = {"torch": torch}
+def paddle() -> Frame:
+    import paddle
+    from paddle.static import Executor, Program, program_guard
+
+    def make(x):
+        x = np.array(x)
+        if x.dtype == ml_dtypes.bfloat16:
+            return paddle.to_tensor(x.astype(np.float32)).astype("bfloat16")
+        return paddle.to_tensor(x)
+
+    def read(x):
+        return x.numpy().view(ml_dtypes.bfloat16) if x.dtype == paddle.bfloat16 else x.numpy()
+
+    def to_static(f):
+        return paddle.jit.to_static(f, full_graph=True)
+
+    def sot(f):
+        return paddle.jit.to_static(f, full_graph=False)
+
+    def static(f):
+        def work(*given):
+            leaves, rebuild = flatten(given)
+            feed = {f"x{i}": x.numpy() for i, x in enumerate(leaves) if x is not None}
+            shapes = {name: (x.shape, leaves[int(name[1:])].dtype) for name, x in feed.items()}
+            paddle.enable_static()
+            try:
+                with program_guard(program := Program(), start := Program()):
+                    data = {name: paddle.static.data(name, *shape) for name, shape in shapes.items()}
+                    outputs, refill = flatten(f(*rebuild(data.get(f"x{i}") for i in range(len(leaves)))))
+                    executor = Executor()
+                    executor.run(start)
+                    found = executor.run(program, feed, [x for x in outputs if x is not None], return_numpy=False)
+            finally:
+                paddle.disable_static()
+            each = iter(found)
+            return refill(None if x is None else paddle.to_tensor(next(each)) for x in outputs)
+
+        return work
+
+    def axis(path, x):
+        return (None, None, 1, 0)[x.ndim]
+
+    traced = {"to_static", "static"}
+    modes = {"eager": lambda f: f, "to_static": to_static, "sot": sot, "static": static}
+    return Frame(make, read, modes, frozenset(traced), readable=frozenset({"eager", "sot"}), unit_axis=axis)
+
+
+FRAMES = {"torch": torch, "paddle": paddle}
