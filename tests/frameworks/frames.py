@@ -1,6 +1,7 @@
 """What the conformance suite has to know of a framework: how its arrays are made and read, and how it runs functions."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -58,6 +59,8 @@ def paddle() -> Frame:
     import paddle
     from paddle.static import Executor, Program, program_guard
 
+    import gradclip.integrations.paddle  # to_static(full_graph=True) rewrites what it is not told to leave alone
+
     def make(x):
         x = np.array(x)
         if x.dtype == ml_dtypes.bfloat16:
@@ -68,7 +71,20 @@ def paddle() -> Frame:
         return x.numpy().view(ml_dtypes.bfloat16) if x.dtype == paddle.bfloat16 else x.numpy()
 
     def to_static(f):
-        return paddle.jit.to_static(f, full_graph=True)
+        trees = SimpleNamespace()  # of what goes in and comes out, for Paddle hands tuples over as lists
+
+        def flat(leaves):
+            outputs, trees.outgoing = flatten(f(*trees.incoming(leaves)))
+            return outputs
+
+        traced = paddle.jit.to_static(flat, full_graph=True)
+
+        def work(*given):
+            leaves, trees.incoming = flatten(given)
+            outputs = traced(leaves)
+            return trees.outgoing(outputs)
+
+        return work
 
     def sot(f):
         return paddle.jit.to_static(f, full_graph=False)
@@ -76,15 +92,15 @@ def paddle() -> Frame:
     def static(f):
         def work(*given):
             leaves, rebuild = flatten(given)
-            feed = {f"x{i}": x.numpy() for i, x in enumerate(leaves) if x is not None}
-            shapes = {name: (x.shape, leaves[int(name[1:])].dtype) for name, x in feed.items()}
+            tensors = {f"x{i}": x if isinstance(x, paddle.Tensor) else make(x) for i, x in enumerate(leaves) if x is not None}
+            feed = {name: x.numpy() for name, x in tensors.items()}
+            shapes = {name: (x.shape, x.dtype) for name, x in tensors.items()}
             paddle.enable_static()
             try:
-                with program_guard(program := Program(), start := Program()):
+                with program_guard(program := Program(), Program()):
                     data = {name: paddle.static.data(name, *shape) for name, shape in shapes.items()}
                     outputs, refill = flatten(f(*rebuild(data.get(f"x{i}") for i in range(len(leaves)))))
                     executor = Executor()
-                    executor.run(start)
                     found = executor.run(program, feed, [x for x in outputs if x is not None], return_numpy=False)
             finally:
                 paddle.disable_static()

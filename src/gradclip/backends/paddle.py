@@ -17,6 +17,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 from paddle.base.framework import EagerParamBase
+from paddle.jit.sot import psdb
 from paddle.nn.clip import merge_selected_rows
 from paddle.pir import Value
 
@@ -44,10 +45,12 @@ floor = paddle.floor
 
 def where(condition: Array, yes: Any, no: Any) -> Array:
     kind = next((x.dtype for x in (yes, no) if isinstance(x, OURS)), paddle.bool if isinstance(yes, bool) else paddle.float64)
-    return paddle.where(condition, _number(yes, kind), _number(no, kind))
+    given = [condition, _tensor(yes, kind), _tensor(no, kind)]
+    shape = list(np.broadcast_shapes(*(tuple(x.shape) for x in given)))
+    return paddle.where(*(x if list(x.shape) == shape else x.expand(shape) for x in given))
 
 
-def _number(x: Any, kind: Any) -> Array:
+def _tensor(x: Any, kind: Any) -> Array:
     return x if isinstance(x, OURS) else paddle.full([], x, kind)
 
 
@@ -64,7 +67,7 @@ def all(x: Array) -> Array:
 
 
 def like(x: Array, value: Any) -> Array:
-    return value.astype(x.dtype).expand(x.shape) if isinstance(value, OURS) else paddle.full_like(x, value)
+    return _tensor(value, x.dtype).astype(x.dtype).expand(x.shape)
 
 
 def total(x: Array) -> Array:
@@ -77,7 +80,7 @@ def sort(x: Array) -> Array:
 
 def put(window: Array, slot: Any, value: Array) -> Array:
     places = paddle.arange(window.shape[0]).reshape([-1] + [1] * value.ndim)
-    return paddle.where(places == _whole(slot), value, window)
+    return where(places == _whole(slot), value, window)
 
 
 def take(x: Array, place: Any) -> Array:
@@ -147,6 +150,7 @@ class Tensors(list[Tensor]):
 
 
 def arrays(leaves: Sequence[Any], path: Callable[[int], str], writable: bool) -> list[Array]:
+    psdb.fallback(recursive=True)  # to_static's symbolic mode, which cannot follow, runs the whole call as it is
     stays = not set(map(type, leaves)) <= {Tensor} or (not writable and _has_derivative(leaves))
     memory = None if stays else native.open_tensors(leaves, EXCHANGE)
     if memory is not None and memory.whole:  # plain memory of a type that the core knows: there is nothing to check
@@ -315,7 +319,9 @@ def _some_wide(xs: Sequence[Array]) -> bool:
 def lost(powers: Array, p: float) -> Array:
     if not isinstance(powers, OURS):
         return host.lost(powers, p)
-    return ~((powers > host.SMALLEST) & (powers < host.LARGEST)) | (p < host.SMALLEST_P)
+    if p < host.SMALLEST_P:
+        return paddle.ones(powers.shape, paddle.bool)
+    return ~((powers > host.SMALLEST) & (powers < host.LARGEST))
 
 
 def root(powers: Array, p: float) -> Array:
@@ -452,7 +458,7 @@ def _rounded(low: float, high: float, dtype: Any) -> tuple[float, float]:
 
 def _held(bound: Any, dtype: Any) -> Array:
     """A bound as the type rounds it, in float64."""
-    wide = _number(bound, paddle.float64)
+    wide = _tensor(bound, paddle.float64)
     return wide if dtype in COMPLEX else wide.astype(dtype).astype(paddle.float64)
 
 
@@ -479,7 +485,7 @@ def _clamped(x: Array, low: Any, high: Any) -> Array:
     least, most = _held(low, x.dtype), _held(high, x.dtype)
     if x.dtype not in COMPLEX:
         wide = x.astype(paddle.float64)
-        return paddle.where(wide > most, most, paddle.where(wide < least, least, wide)).astype(x.dtype)
+        return where(wide > most, most, where(wide < least, least, wide)).astype(x.dtype)
     size = _size(x)
     above = size > most
     return _product(x, where(above, most / where(above, size, 1.0), 1.0))
@@ -499,7 +505,7 @@ def _outside_one(x: Array, least: Array, most: Array) -> Array:
 
 
 def zeros(xs: Sequence[Array]) -> list[Array]:
-    return [paddle.zeros_like(x) for x in xs]
+    return [paddle.zeros(x.shape, x.dtype) for x in xs]
 
 
 def zero_(xs: list[Array]) -> list[Array]:
@@ -512,7 +518,7 @@ def zero_(xs: list[Array]) -> list[Array]:
 
 
 def keep(xs: Sequence[Array], finite: Array) -> list[Array]:
-    return [paddle.where(finite, x, paddle.zeros_like(x)) for x in xs]
+    return [where(finite, x, 0.0) for x in xs]
 
 
 def keep_(xs: list[Array], finite: Array) -> list[Array]:
