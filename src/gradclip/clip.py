@@ -181,11 +181,16 @@ def _run(opened: Gradients, call: Call, weights: Any, state: State | None, write
     with opened.backend.quiet():
         layout = layout_of(opened, call.scope, call.unit, call.rule)
         measured = _measured(layout, call, weights)
-        before = _state(call.rule, state)
-        if not on_host(measured.norm):
-            before = tuple(opened.backend.field(entry, opened.arrays()) for entry in before)
+        before = _like_the_norm(_state(call.rule, state), measured.norm, opened)
         step = Step(layout, call, measured, before, write, ops_for(measured.norm))
         return eager.clipped(step) if on_host(measured.norm) else traced.clipped(step)
+
+
+def _like_the_norm(state: State, norm: Array, opened: Gradients) -> State:
+    """The state as numbers where the norm is one, whoever gave it, else as the framework's arrays."""
+    if not on_host(norm):
+        return tuple(opened.backend.field(entry, opened.arrays()) for entry in state)
+    return tuple(opened.backend.known(entry) if hasattr(entry, "shape") else entry for entry in state)
 
 
 def _measured(layout: Layout, call: Call, weights: Any) -> Measured:
