@@ -52,4 +52,24 @@ def torch() -> Frame:
     return Frame(make, read, modes, frozenset({"compile", "watched"}), readable=frozenset({"eager", "watched"}))
 
 
-FRAMES = {"torch": torch}
+def tensorflow() -> Frame:
+    import tensorflow as tf
+
+    def taped(f):
+        def work(*given):
+            with tf.GradientTape():
+                return f(*given)
+
+        return work
+
+    modes = {
+        "eager": lambda f: f,
+        "tape": taped,
+        "function": tf.function,
+        "xla": lambda f: tf.function(f, jit_compile=True),
+    }
+    traced = frozenset(modes) - {"eager"}
+    return Frame(tf.constant, lambda x: np.asarray(x.numpy()), modes, traced, frozenset({"eager", "tape"}), unit_axis=-1)
+
+
+FRAMES = {"torch": torch, "tensorflow": tensorflow}
