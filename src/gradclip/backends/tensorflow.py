@@ -323,42 +323,35 @@ def scale(xs: Sequence[Array], coefs: Sequence[Any]) -> list[Array]:
         return host.scale(xs, coefs)
     if not xs:
         return []
-    coefs = [tf.convert_to_tensor(coef, tf.float64) for coef in coefs]
-    how = _how(coefs) if _wide(xs) == tf.float32 else 2 * tf.cast(_some([coef != 1 for coef in coefs]), tf.int32)
-    alike = len(set(map(id, coefs))) == 1
-    return cast(
-        "list[Array]",
-        tf.switch_case(
-            how,
-            [
-                lambda: list(xs),
-                lambda: [_product(x, coef, tf.float32, alike) for x, coef in zip(xs, coefs, strict=True)],
-                lambda: [_product(x, coef, tf.float64, alike) for x, coef in zip(xs, coefs, strict=True)],
-            ],
-        ),
-    )
+    each = {id(coef): tf.cast(coef, tf.float64) for coef in coefs}
+    factors = [each[id(coef)] for coef in coefs]
+    how = _how(tf.concat([tf.reshape(factor, [-1]) for factor in each.values()], 0), _wide(xs))
+    ways = (lambda: list(xs), lambda: _products(xs, factors, tf.float32), lambda: _products(xs, factors, tf.float64))
+    return cast("list[Array]", tf.switch_case(how, ways))
 
 
-def _how(coefs: Sequence[Array]) -> Array:
-    """0: nothing changes, 1: products in float32, 2: in float64, since float32 does not hold a coefficient."""
-    changed = _some([coef != 1 for coef in coefs])
-    extreme = _some([((coef < SMALLEST_COEF) & (coef > 0)) | ((coef > LARGEST_COEF) & isfinite(coef)) for coef in coefs])
-    return tf.cast(changed, tf.int32) + tf.cast(extreme, tf.int32)
+def _how(coefs: Array, wide: Any) -> Array:
+    """0: nothing changes, 1: products in float32, 2: in float64, since float32 does not hold a gradient or a coefficient."""
+    changed = tf.cast(tf.reduce_any(coefs != 1), tf.int32)
+    if wide == tf.float64:
+        return 2 * changed
+    extreme = ((coefs < SMALLEST_COEF) & (coefs > 0)) | ((coefs > LARGEST_COEF) & isfinite(coefs))
+    return changed + tf.cast(tf.reduce_any(extreme), tf.int32)
 
 
-def _some(flags: Sequence[Array]) -> Array:
-    return tf.reduce_any(tf.stack([tf.reduce_any(flag) for flag in {id(flag): flag for flag in flags}.values()]))
-
-
-def _product(x: Array, coef: Array, wide: Any, alike: bool) -> Array:
+def _products(xs: Sequence[Array], coefs: Sequence[Array], wide: Any) -> list[Array]:
     """x · coef formed in this precision and rounded once; where one coefficient of several is 1 the bits of x."""
-    wide = tf.float64 if x.dtype.name in WIDE else wide
-    factor = tf.cast(coef, wide)
-    if x.dtype.is_complex:
-        product = tf.cast(tf.complex(tf.cast(tf.math.real(x), wide) * factor, tf.cast(tf.math.imag(x), wide) * factor), x.dtype)
-    else:
-        product = tf.cast(tf.cast(x, wide) * factor, x.dtype)
-    return product if alike else tf.where(coef == 1, x, product)
+    each = {id(coef): tf.cast(coef, wide) for coef in coefs}
+    products = [_product(x, each[id(coef)], wide) for x, coef in zip(xs, coefs, strict=True)]
+    if len(each) == 1:
+        return products
+    return [tf.where(coef == 1, x, product) for x, coef, product in zip(xs, coefs, products, strict=True)]
+
+
+def _product(x: Array, factor: Array, wide: Any) -> Array:
+    if not x.dtype.is_complex:
+        return tf.cast(tf.cast(x, wide) * factor, x.dtype)
+    return tf.cast(tf.complex(*(tf.cast(part, wide) * factor for part in (tf.math.real(x), tf.math.imag(x)))), x.dtype)
 
 
 def scale_(xs: Sequence[Array], coefs: Sequence[Any]) -> list[Array]:
@@ -369,7 +362,7 @@ def clamp(xs: Sequence[Array], low: Any, high: Any, peaks: Array | None) -> tupl
     if _held(xs):
         return host.clamp(xs, low, high, peaks)
     found = [_clamped(x, low, high) for x in xs]
-    return [y for y, _ in found], _some([tf.constant(False), *(changed for _, changed in found)])
+    return [y for y, _ in found], tf.reduce_any(tf.stack([tf.constant(False), *(changed for _, changed in found)]))
 
 
 def _clamped(x: Array, low: Any, high: Any) -> tuple[Array, Array]:
