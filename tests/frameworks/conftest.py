@@ -8,16 +8,15 @@ def pytest_addoption(parser):
     parser.addoption("--framework", choices=sorted(FRAMES), help="the framework whose environment this is")
 
 
-<<<<<<< HEAD
 def pytest_ignore_collect(collection_path, config):
     """The other frameworks' tests are not even imported."""
     stem, name = collection_path.stem, config.getoption("--framework")
     return True if stem.startswith("test_") and stem != "test_conformance" and not stem.startswith(f"test_{name}_") else None
-=======
+
+
 def pytest_configure(config):
     # Paddle says so wherever no ccache is installed, when it is imported
     config.addinivalue_line("filterwarnings", "ignore:No ccache found:UserWarning")
->>>>>>> pd
 
 
 def pytest_collection_modifyitems(config, items):

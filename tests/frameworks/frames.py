@@ -135,8 +135,6 @@ def paddle() -> Frame:
     import paddle
     from paddle.static import Executor, Program, program_guard
 
-    import gradclip.integrations.paddle  # to_static(full_graph=True) rewrites what it is not told to leave alone
-
     def make(x):
         x = np.array(x)
         if x.dtype == ml_dtypes.bfloat16:
@@ -193,4 +191,24 @@ def paddle() -> Frame:
     return Frame(make, read, modes, frozenset(traced), readable=frozenset({"eager", "sot"}), unit_axis=axis)
 
 
-FRAMES = {"jax": jax, "mlx": mlx, "paddle": paddle, "torch": torch}
+def tensorflow() -> Frame:
+    import tensorflow as tf
+
+    def taped(f):
+        def work(*given):
+            with tf.GradientTape():
+                return f(*given)
+
+        return work
+
+    modes = {
+        "eager": lambda f: f,
+        "tape": taped,
+        "function": tf.function,
+        "xla": lambda f: tf.function(f, jit_compile=True),
+    }
+    traced = frozenset(modes) - {"eager"}
+    return Frame(tf.constant, lambda x: np.asarray(x.numpy()), modes, traced, frozenset({"eager", "tape"}), unit_axis=-1)
+
+
+FRAMES = {"jax": jax, "mlx": mlx, "paddle": paddle, "tensorflow": tensorflow, "torch": torch}

@@ -65,7 +65,9 @@ def take(x: Array, place: Any) -> Array:
 
 
 def scalar(value: Any) -> Any:
-    return value.item() if getattr(value, "shape", None) == () else value
+    if getattr(value, "shape", None) != ():
+        return value
+    return value.item() if hasattr(value, "item") else np.asarray(value).item()
 
 
 def any(x: Array) -> Any:

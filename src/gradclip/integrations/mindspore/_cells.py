@@ -8,7 +8,8 @@ from typing import Any
 from mindspore import Parameter
 
 from ...backends.mindspore import check
-from ...rules import MaxNorm, Rule
+from ...rule import Rule
+from ...rules import MaxNorm
 from ._clip import Clip
 from ._measure import Grads
 

@@ -14,7 +14,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from ...backends.mindspore import largest, number
 from ...call import resolve
 from ...clipper import Counts
-from ...rules import Rule
+from ...rule import Rule
 from ._measure import Clamp, Grads, Measure, Scale, ScaleEach, kept_where
 from ._recording import asks, recorded
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from mindspore import Tensor, nn, ops
 
-from ...rules import Rule
+from ...rule import Rule
 from ._clip import Clip
 
 

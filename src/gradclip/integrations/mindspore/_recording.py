@@ -15,7 +15,7 @@ from ... import traced
 from ...backends import Backend, Gradients
 from ...backends import mindspore as backend
 from ...call import Call
-from ...rules import Measured, Rule, State
+from ...rule import Measured, Rule, State
 from ...step import Step, Writer
 from ._program import Program
 from ._tape import Tape, UntraceableError

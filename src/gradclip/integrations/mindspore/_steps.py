@@ -7,7 +7,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
-from ...rules import Rule
+from ...rule import Rule
 from ._clip import Clip, positive
 from ._measure import overflow_of, unscaled
 
