@@ -650,3 +650,136 @@ def test_a_fused_step_that_raises_leaves_no_scale_behind():
     optimizer.step()
     assert p.tolist() == pytest.approx([-0.6, -0.8])
     assert not hasattr(optimizer, "grad_scale")
+
+
+def test_parameters_of_the_same_name_are_all_clipped():
+    m, n = nn.Linear(2, 2), nn.Linear(2, 2)
+    params = [*m.parameters(), *n.parameters()]
+    optimizer = torch.optim.SGD(params, lr=1.0)
+    attached = attach(optimizer, MaxNorm(1.0), named_parameters=[*m.named_parameters(), *n.named_parameters()])
+    for p in params:
+        p.grad = torch.full_like(p, 10.0)
+    optimizer.step()
+    assert float(gradclip.norm([p.grad for p in params])) == pytest.approx(1.0)
+    assert float(attached.last.norm) == pytest.approx(10 * math.sqrt(12))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_calls_its_bases_clips_once(fused):
+    class Mine(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)  # from now on SGD.step has hooks of its own
+    p = nn.Parameter(torch.zeros(2))
+    optimizer = Mine([p], lr=1.0, fused=fused)
+    attached = attach(optimizer, MaxNorm(lambda step: 1 / (step + 1)))
+    for t in range(3):
+        before = p.detach().clone()
+        p.grad = torch.tensor([3.0, 4.0])
+        optimizer.step()
+        assert torch.allclose(before - p, torch.tensor([0.6, 0.8]) / (t + 1))
+        assert attached.counts.steps == t + 1
+    assert not hasattr(optimizer, "grad_scale")
+
+
+def test_a_step_of_ones_own_is_not_trusted_to_divide():
+    class Mine(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p -= p.grad
+
+    p = nn.Parameter(torch.zeros(2))
+    optimizer = Mine([p], lr=1.0, fused=True)
+    attach(optimizer, MaxNorm(1.0))
+    p.grad = torch.tensor([3.0, 4.0])
+    optimizer.step()
+    assert p.tolist() == pytest.approx([-0.6, -0.8])
+
+
+def test_a_coefficient_that_float32_does_not_hold_is_not_folded():
+    p = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([p], lr=1.0, fused=True)
+    attach(optimizer, MaxNorm(1e-3))
+    p.grad = torch.tensor([1e38, 1e38])
+    optimizer.step()
+    assert p.grad.tolist() == pytest.approx([1e-3 / math.sqrt(2)] * 2)
+
+
+def test_a_closure_that_is_evaluated_twice_in_a_fused_step():
+    class Twice(torch.optim.SGD):
+        def step(self, closure):
+            closure()
+            return super().step(closure)
+
+    p = nn.Parameter(torch.zeros(2))
+    optimizer = Twice([p], lr=1.0, fused=True)
+    attach(optimizer, MaxNorm(1.0))
+
+    def closure():
+        p.grad = torch.tensor([3.0, 4.0])
+        return torch.tensor(0.0)
+
+    for t in range(2):
+        optimizer.step(closure)
+        assert p.tolist() == pytest.approx([-0.6 * (t + 1), -0.8 * (t + 1)])
+    assert not hasattr(optimizer, "grad_scale")
+
+
+def test_an_argument_that_is_no_closure_is_left_alone():
+    class Scaled(torch.optim.SGD):
+        def step(self, factor):
+            assert factor == 2.0
+            return super().step()
+
+    p = nn.Parameter(torch.zeros(1))
+    optimizer = Scaled([p], lr=1.0)
+    attach(optimizer, MaxNorm(1.0))
+    p.grad = torch.tensor([5.0])
+    optimizer.step(2.0)
+    assert p.item() == -1
+
+
+def test_an_optimizers_own_grad_scale_is_not_ours():
+    class Own(torch.optim.Optimizer):
+        grad_scale = 7.0
+
+        @torch.no_grad()
+        def step(self):
+            for p in self.param_groups[0]["params"]:
+                p -= p.grad
+
+    p = nn.Parameter(torch.zeros(1))
+    optimizer = Own([p], {})
+    attach(optimizer, MaxNorm(1.0))
+    p.grad = torch.tensor([5.0])
+    optimizer.step()
+    assert (p.item(), optimizer.grad_scale) == (-1, 7.0)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # of torch's own compiler
+def test_a_compiled_step():
+    p = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    attach(optimizer, MaxNorm(1.0))
+    step = torch.compile(optimizer.step, backend="eager")
+    p.grad = torch.tensor([3.0, 4.0])
+    step()
+    assert p.tolist() == pytest.approx([-0.6, -0.8])
+
+
+@pytest.mark.parametrize("fold", [True, False])
+@pytest.mark.parametrize("scope", ["global", "tensor", "element"])
+def test_an_error_under_a_scale_changes_no_bit(scope, fold):
+    p = nn.Parameter(torch.zeros(1000))
+    optimizer = torch.optim.SGD([p], lr=1.0, fused=True)
+    attach(optimizer, MaxNorm(1.0), scope=scope, fold=fold)
+    optimizer.grad_scale = torch.tensor(3.0)
+    p.grad = torch.randn(1000)
+    p.grad[5] = nan
+    before = p.grad.clone()
+    with pytest.raises(NonFiniteError):
+        optimizer.step()
+    assert torch.equal(p.grad.nan_to_num(7), before.nan_to_num(7))

@@ -456,3 +456,53 @@ def test_a_subclass_stays_one():
     assert torch.allclose(clipped.grads[0], torch.tensor([0.6, 0.8]).as_subclass(Labelled))
     clip_([x], MaxNorm(1.0))
     assert torch.allclose(x, torch.tensor([0.6, 0.8]).as_subclass(Labelled))
+
+
+def test_tensors_without_storage():
+    zero = torch._efficientzerotensor((3,))
+    assert gradclip.norm(zero) == 0
+    functional = torch.func.functionalize(lambda x: clip(x, MaxNorm(1.0), nonfinite="keep").grads)
+    assert torch.allclose(functional(torch.tensor([3.0, 4.0])), torch.tensor([0.6, 0.8]))
+
+
+@pytest.mark.parametrize("scope", ["global", "element"])
+def test_sparse_gradients_are_written_on_a_device_too(scope):
+    x = embedding([1, 3, 1], [[3.0, 0.0], [0.0, 12.0], [0.0, 4.0]])
+    want = clip(x.to_dense(), MaxNorm(1.0), scope=scope).grads
+    with Counting():
+        clip_(x, MaxNorm(1.0), scope=scope)
+    assert torch.allclose(x.to_dense(), want)
+    lost = embedding([1, 1], [[nan, 0.0], [0.0, 12.0]])
+    with Counting():
+        clip_(lost, MaxNorm(1.0), nonfinite="zero")
+    assert not lost.to_dense().any()
+    leaf = embedding([1, 1], [[3.0, 0.0], [0.0, 4.0]]).requires_grad_()
+    clip_(leaf, MaxNorm(1.0))
+    assert leaf.detach().to_dense().norm().item() == pytest.approx(1.0)
+
+
+def test_types_stay_where_0d_meets_0d():
+    x = torch.tensor(3.0, dtype=torch.float16, requires_grad=True)
+    assert clip(x, MaxNorm(torch.tensor(1.0)), scope="element").grads.dtype is torch.float16
+
+
+def test_inference_tensors_become_zeros():
+    with torch.inference_mode():
+        y = torch.tensor([nan])
+    x = torch.tensor([1.0])
+    clip_([x, y], MaxNorm(1.0), nonfinite="zero")
+    assert (x.item(), y.item()) == (0, 0)
+
+
+def test_vmap_by_value_in_place():
+    def work(g):
+        clip_([g], MaxNorm(1.0), scope="element", nonfinite="keep")
+        return g
+
+    assert torch.vmap(work)(torch.tensor([[3.0], [0.5]])).tolist() == [[1.0], [0.5]]
+
+
+@pytest.mark.parametrize("leaf", [torch.nn.Linear(1, 1), torch.float32])
+def test_what_is_no_tensor_is_refused(leaf):
+    with pytest.raises(TypeError, match="gradients are tensors"):
+        clip({"a": leaf}, MaxNorm(1.0))

@@ -311,3 +311,10 @@ def test_a_norm_of_low_precision():
     a = parameters([3.0, 4.0])
     clip_grads_with_norm_(a, 1.0, torch.tensor(5.0, dtype=torch.bfloat16))
     assert a[0].grad.tolist() == pytest.approx([0.6, 0.8], rel=1e-5)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_norm_that_float32_does_not_hold(strict):
+    (p,) = parameters(torch.full((100,), 3e38))
+    assert clip_grad_norm_([p], 1.0, error_if_nonfinite=strict).item() == inf  # it is 3e39, of which float32 has only inf
+    assert p.grad.tolist() == pytest.approx([0.1] * 100)

@@ -233,10 +233,15 @@ def nonfinite(xs: Sequence[Array]) -> list[tuple[int, int]]:
 
 
 def working(xs: Sequence[Array], norm: Array) -> Array:
-    wide = not WIDE.isdisjoint(x.dtype.name for x in xs)
+    return as_working(norm, not WIDE.isdisjoint(x.dtype.name for x in xs))
+
+
+def as_working(norm: Array, wide: bool) -> Array:
+    """In float32, unless a gradient is wider or a finite norm larger than that holds."""
+    norm = np.atleast_1d(norm)  # 1-d, since NumPy 1 computes a float32 scalar and a Python float in float64
+    large = bool((np.isfinite(norm) & (norm > np.finfo(np.float32).max)).any())
     with np.errstate(all="ignore"):
-        # 1-d, since NumPy 1 computes a float32 scalar and a Python float in float64
-        return np.atleast_1d(norm).astype(np.float64 if wide else np.float32)
+        return norm.astype(np.float64 if wide or large else np.float32)
 
 
 def widened(coef: Array, norm: Array) -> Array:

@@ -154,6 +154,7 @@ class Elsewhere(list[Tensor]):
     """Tensors that stay with torch's kernels, of which those in `again` lie where an earlier one does."""
 
     again: list[bool]
+    unmerged: list[tuple[Tensor, Tensor]]
 
 
 def arrays(leaves: Sequence[Any], path: Callable[[int], str], writable: bool) -> list[Tensor]:
@@ -165,10 +166,11 @@ def arrays(leaves: Sequence[Any], path: Callable[[int], str], writable: bool) ->
     for i, leaf in enumerate(leaves):
         _check(leaf, i, path)
     values = [_values(x.detach() if writable and x.requires_grad else x) for x in leaves]
+    unmerged = [(x, y) for x, y in zip(leaves, values, strict=True) if x.is_sparse and not x.is_coalesced()]
     if stays or not _reachable(values):
-        return _elsewhere(values, path) if writable else values
+        return _elsewhere(values, unmerged, path) if writable else values
     xs = Tensors(values, _memory(values))
-    xs.unmerged = [(x, y) for x, y in zip(leaves, xs, strict=True) if x.is_sparse and not x.is_coalesced()]
+    xs.unmerged = unmerged
     return _once(xs, path) if writable else xs
 
 
@@ -177,9 +179,10 @@ def _derived(xs: Sequence[Tensor]) -> bool:
     return forward_ad._current_level >= 0 or (torch.is_grad_enabled() and True in {x.requires_grad for x in xs})
 
 
-def _elsewhere(xs: list[Tensor], path: Callable[[int], str]) -> list[Tensor]:
+def _elsewhere(xs: list[Tensor], unmerged: list[tuple[Tensor, Tensor]], path: Callable[[int], str]) -> list[Tensor]:
     """Ready to be written, each stretch of memory once; told by addresses, and where there are none by the objects."""
     found = Elsewhere(xs)
+    found.unmerged = unmerged
     if torch.compiler.is_compiling() or _read(lambda: [x.data_ptr() for x in xs]) is None or {x.is_meta for x in xs} != {False}:
         seen: set[int] = set()
         found.again = []
@@ -193,8 +196,8 @@ def _elsewhere(xs: list[Tensor], path: Callable[[int], str]) -> list[Tensor]:
 
 
 def _reachable(xs: Sequence[Tensor]) -> bool:
-    """Do they lie in the CPU's memory? Under vmap they do not lie anywhere."""
-    return False not in {x.is_cpu for x in xs} and _read(lambda: [x.data_ptr() for x in xs]) is not None
+    """Do they lie in the CPU's memory? Under vmap, or without storage, they do not lie anywhere."""
+    return False not in {x.is_cpu for x in xs} and _read(lambda: 0 not in [x.data_ptr() for x in xs if x.numel()]) is True
 
 
 def _traced() -> bool:
@@ -204,6 +207,8 @@ def _traced() -> bool:
 
 def _check(x: Any, i: int, path: Callable[[int], str]) -> None:
     name = said(path(i))
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}: gradients are tensors, p.grad of each parameter")
     if isinstance(x, torch.nn.Parameter):
         raise TypeError(
             f"{name} is a Parameter, and clipping it would scale the weights: pass its gradient, p.grad; or all parameters to "
@@ -426,7 +431,7 @@ def working(xs: Sequence[Tensor], norm: Array) -> Array:
     wide = _some_wide(xs)
     if isinstance(norm, Tensor):
         return norm.to(torch.float64 if wide else torch.float32)
-    return np.atleast_1d(norm).astype(np.float64 if wide else np.float32)
+    return host.as_working(norm, wide)
 
 
 def widened(coef: Array, norm: Array) -> Array:
@@ -480,7 +485,7 @@ def _scale_into(xs: Tensors, coefs: Sequence[float], ys: list[Tensor], which: Se
 
 
 def _write(y: Tensor, value: Tensor) -> None:
-    with torch.inference_mode() if y.is_inference() else nullcontext():
+    with torch.inference_mode() if y.is_inference() else torch.no_grad():
         y.copy_(value)
 
 
@@ -504,7 +509,7 @@ def _products_(xs: list[Tensor], coefs: Sequence[Tensor]) -> list[Tensor]:
         else:
             for x, coef in zip(ys, by, strict=True):
                 x.copy_(_product(x, coef))
-    return xs
+    return _merged(xs)
 
 
 def _again(xs: Sequence[Tensor]) -> list[bool]:
@@ -596,7 +601,7 @@ def _clamp_into(xs: Tensors, low: float, high: float, ys: list[Tensor], which: S
 
 def _clamped(x: Tensor, low: Any, high: Any) -> Tensor:
     if not x.is_complex():
-        return x.clamp(*_rounded(low, high, x.dtype))
+        return x.clamp(*_rounded(low, high, x.dtype)).to(x.dtype)  # a 0-d tensor takes the type of a 0-d bound
     size = x.abs()
     above = size > high
     return torch.where(above, x * (high / torch.where(above, size, 1.0)), x)
@@ -605,16 +610,16 @@ def _clamped(x: Tensor, low: Any, high: Any) -> Tensor:
 def _clamped_(xs: list[Tensor], low: Any, high: Any, peaks: Any) -> tuple[list[Tensor], Any]:
     """Two calls for all tensors of a type."""
     with torch.no_grad():
-        changed = _outside(xs, low, high, peaks)
+        changed = False if peaks is None else _outside(xs, low, high, peaks)  # without peaks nobody asks
         for dtype in {x.dtype for x in xs}:
             same, (least, most) = [x for x in _first(xs) if x.dtype == dtype], _rounded(low, high, dtype)
-            if dtype.is_complex or isinstance(least, Tensor) or isinstance(most, Tensor):
+            if not _fusible(same) or isinstance(least, Tensor) or isinstance(most, Tensor):
                 for x in same:
                     x.copy_(_clamped(x, low, high))
             else:
                 torch._foreach_clamp_min_(same, least)
                 torch._foreach_clamp_max_(same, most)
-    return xs, changed
+    return _merged(xs), changed
 
 
 def _outside(xs: Sequence[Tensor], low: Any, high: Any, peaks: Any) -> Tensor:
@@ -635,9 +640,8 @@ def zeros(xs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def zero_(xs: list[Tensor]) -> list[Tensor]:
-    with torch.no_grad():
-        for x in xs:
-            x.zero_()
+    for x in xs:
+        _write(x, torch.zeros((), dtype=x.dtype, device=x.device))
     return _merged(xs)
 
 
@@ -650,11 +654,12 @@ def keep_(xs: list[Tensor], finite: Tensor) -> list[Tensor]:
         stopped = ~finite
         for x in xs:
             x.masked_fill_(stopped.to(x.device), 0)
-    return xs
+    return _merged(xs)
 
 
 def _merged(xs: list[Tensor]) -> list[Tensor]:
     """Written back where the values stood for a sparse tensor whose rows had not been merged."""
-    for sparse, values in xs.unmerged if isinstance(xs, Tensors) else []:
-        sparse.copy_(restore(values, sparse))
+    with torch.no_grad():
+        for sparse, values in xs.unmerged if isinstance(xs, Tensors | Elsewhere) else []:
+            sparse.copy_(restore(values, sparse))
     return xs

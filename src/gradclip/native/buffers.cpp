@@ -128,6 +128,7 @@ std::vector<Opened> open_each(PyObject* list, PyObject* exchange) {
             return {};
         }
         opened.push_back(open_one(x));
+        if (!x.data && opened.back().length) return {};  // a tensor without storage
     }
     return opened;
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -93,7 +94,10 @@ class Attached:
         self._scale: Scale | None = None
         self._barren = 0
         setattr(optimizer, MARK, self)
-        self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
+        self._seen: list[tuple[Any, int]] | None = None
+        hooks = map(torch.compiler.disable, (self._before, self._after))  # a compiled step calls them outside of its graph
+        before, after = hooks
+        self._hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
 
     @property
     def last(self) -> Clipped | None:
@@ -122,20 +126,33 @@ class Attached:
             delattr(self.optimizer, MARK)
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if self._seen is not None and self._seen == self._versions():
+            return None  # the step of a subclass that calls its base's, or one that raised and is tried again
         self._restore()  # in case the last step raised
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
+        if not callable(closure):
             self._clip()
+            self._seen = self._versions()
             return None
         wrapped = self._clipping(closure)
         return ((args[0], wrapped, *args[2:]), kwargs) if len(args) > 1 else (args, kwargs | {"closure": wrapped})
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._restore()
+        self._seen = None
+
+    def _versions(self) -> list[tuple[Any, int]]:
+        """The gradients, hidden ones too, and how often each was written."""
+        hidden = dict(self._hidden_by_id())
+        found = [hidden.get(id(p), p.grad) for p in self._named.values()]
+        return [(id(grad), 0 if grad is None else grad._version) for grad in found]
+
+    def _hidden_by_id(self) -> Iterator[tuple[int, Tensor]]:
+        return ((id(p), grad) for p, grad in self._hidden)
 
     def _clipping(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def evaluated() -> Any:
-            self._unhide()  # what an earlier evaluation in this step may have left
+            self._restore()  # what an earlier evaluation in this step may have left
             loss = closure()
             self._clip()
             return loss
@@ -166,7 +183,7 @@ class Attached:
         if self._barren >= 0:
             self._barren += 1
         if self._barren == PATIENCE:
-            warnings.warn(_why(list(named.values())), stacklevel=6)
+            warnings.warn(_why(list(named.values())), stacklevel=7)
         return True
 
     def _parameters(self) -> dict[str, Tensor]:
@@ -174,17 +191,24 @@ class Attached:
         params = list(dict.fromkeys(p for group in self.optimizer.param_groups for p in group["params"]))
         known = self._named.values()
         if len(params) != len(known) or not all(map(operator.is_, params, known)):
-            self._named = dict(self._names())
+            self._named = self._uniquely_named()
             self.clipper.grow({name: p.detach() for name, p in self._named.items()})
         return self._named
 
-    def _names(self) -> Iterator[tuple[str, Tensor]]:
+    def _uniquely_named(self) -> dict[str, Tensor]:
+        """Two models may have the same names: those are told apart by their place."""
+        triples = list(self._names())
+        times = Counter(name for name, _, _ in triples)
+        return {(name if times[name] == 1 else f"{name} ({place})"): p for name, place, p in triples}
+
+    def _names(self) -> Iterator[tuple[str, str, Tensor]]:
         seen: set[int] = set()
         for i, group in enumerate(self.optimizer.param_groups):
             own = group.get("param_names")
             for j, p in enumerate(group["params"]):
+                place = f"param_groups[{i}].params[{j}]"
                 if id(p) not in seen:
-                    yield self._given.get(id(p)) or (own[j] if own else f"param_groups[{i}].params[{j}]"), p
+                    yield self._given.get(id(p)) or (own[j] if own else place), place, p
                     seen.add(id(p))
 
     def _hide(self, params: Iterable[Tensor]) -> None:
@@ -207,7 +231,7 @@ class Attached:
 
 
 def _weights(named: dict[str, Tensor], rule: Rule) -> dict[str, Tensor] | None:
-    return {name: p.detach() for name, p in named.items()} if rule.needs_weights else None
+    return {name: p.detach() for name, p in named.items()} if getattr(rule, "needs_weights", False) else None
 
 
 def _why(params: list[Tensor]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,10 @@ from ...call import scope_of
 from ...clip import clip_, decide, norm
 from ...clipped import Clipped
 from ...clipper import Clipper
-from ...nonfinite import NonFiniteError
+from ...rules import MaxNorm
 
 ABSENT = object()
+FEW, MANY = 1e-37, 1e37  # between them a float32 scale has not lost digits
 Grads = dict[str, Any]
 
 
@@ -31,6 +33,8 @@ class Scale:
     @classmethod
     def of(cls, optimizer: Optimizer) -> Scale:
         """As `GradScaler`, or the user, has set them."""
+        if not divides(optimizer):
+            return cls(optimizer, ABSENT, None)
         return cls(optimizer, getattr(optimizer, "grad_scale", ABSENT), getattr(optimizer, "found_inf", None))
 
     @property
@@ -66,29 +70,44 @@ class Scale:
 
     def _foldable(self, clipper: Clipper, grads: Grads) -> bool:
         """Will the optimizer divide, and by what float32 holds, and is there one coefficient for all gradients?"""
-        fused = getattr(self.optimizer, "_step_supports_amp_scaling", False)
         wide = any(grad.dtype is torch.float64 for grad in grads.values() if grad is not None)
         one = scope_of(clipper.rule, clipper.scope) == "global" and not clipper.rule.grouped
-        return fused and one and not wide and clipper.nonfinite != "zero"
+        return divides(self.optimizer) and one and not wide and clipper.nonfinite != "zero"
 
     def _folded(self, clipper: Clipper, grads: Grads, weights: Grads | None) -> Clipped:
         """Nothing is written now: the optimizer divides by scale / coef as it reads the gradients."""
         measured = norm(grads, clipper.p)
         clipped = clipper.by(decide, grads, weights, norm=measured / self.factor)
         coef: Tensor = clipped.coef
-        if not coef.is_cpu or float(coef) != 1.0:
-            self.write((self.factor / coef).to(torch.float32))
+        if coef.is_cpu and float(coef) == 1.0:
+            return clipped
+        divisor = self.factor / coef
+        if coef.is_cpu and not FEW <= float(divisor) <= MANY and math.isfinite(float(coef)):
+            _multiply(grads, 1.0 / divisor)
+            divisor = torch.ones_like(divisor)
+        self.write(divisor.to(torch.float32))
         return clipped
 
     def _unscaled(self, clipper: Clipper, grads: Grads, weights: Grads | None) -> Clipped:
         """The gradients are divided first, as `GradScaler.unscale_` would have done."""
-        dense = [grad for grad in grads.values() if grad is not None]
-        factor = torch.as_tensor(self.value, dtype=torch.float32)
-        torch._foreach_mul_(dense, factor.double().reciprocal().float())
-        try:
-            clipped = clipper.by(clip_, grads, weights)
-        except NonFiniteError:
-            torch._foreach_mul_(dense, factor)
-            raise
-        self.write(None)
+        if clipper.nonfinite == "raise":
+            decide(grads, MaxNorm(math.inf))  # which raises before anything is written
+        _multiply(grads, 1.0 / self.factor)
+        clipped = clipper.by(clip_, grads, weights)
+        if bool(clipped.skipped):
+            _multiply(grads, self.factor)
+        else:
+            self.write(None)
         return clipped
+
+
+def divides(optimizer: Optimizer) -> bool:
+    """Does its step divide by `grad_scale` itself? torch's own fused ones do; a step of one's own cannot be known to."""
+    steps = next(kind for kind in type(optimizer).__mro__ if "step" in vars(kind))
+    return steps.__module__.startswith("torch.optim") and getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+def _multiply(grads: Grads, factor: Any) -> None:
+    for grad in grads.values():
+        if grad is not None:
+            grad.copy_(grad.double() * factor)
