@@ -62,7 +62,7 @@ class Step(NamedTuple):
         """The bound in force, shaped like the norm."""
         (low, high, _), norm = self.bound, self.norm
         if self.call.scope == "element":
-            return self.filled(max(abs(low), high))
+            return self.filled(largest(-low, high, self.ops))
         if unbounded(low):
             return self.filled(high)
         return self.ops.where((norm < low) & (norm > 0), low, high)
@@ -78,9 +78,11 @@ class Step(NamedTuple):
 
     def _frameworks(self, formula: Formula) -> Array:
         """Another framework's coefficient, in the precision that it would compute in; 1 for a None."""
-        backend, norm = self.opened.backend, self.norm
+        backend, norm, limit = self.opened.backend, self.norm, self.bound.high
         working = backend.working(self.opened.arrays(), norm)
-        coef = backend.widened(formula(working, self.bound.high, self.ops), norm)
+        if not isinstance(limit, float):
+            limit = backend.working(self.opened.arrays(), limit)
+        coef = backend.widened(formula(working, limit, self.ops), norm)
         return self.ops.where(self.measured.size == 0, 1.0, coef)
 
     def clamped(self) -> Applied:
@@ -120,6 +122,12 @@ def coefficient(norm: Array, low: Array, high: Array, ops: Ops) -> Array:
         return coef
     above_low = (norm >= low) | (norm == 0) | (norm != norm)
     return ops.where(above_low, coef, low / ops.where(above_low, 1.0, norm))
+
+
+def largest(x: Any, y: Any, ops: Ops) -> Any:
+    """The larger of two bounds, of which one may have no value yet."""
+    known = isinstance(x, float) and isinstance(y, float)
+    return max(x, y) if known else ops.where(x > y, x, y)
 
 
 def unbounded(low: Any) -> bool:

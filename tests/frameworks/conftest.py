@@ -14,6 +14,11 @@ def pytest_ignore_collect(collection_path, config):
     return True if stem.startswith("test_") and stem != "test_conformance" and not stem.startswith(f"test_{name}_") else None
 
 
+def pytest_configure(config):
+    # Paddle says so wherever no ccache is installed, when it is imported
+    config.addinivalue_line("filterwarnings", "ignore:No ccache found:UserWarning")
+
+
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--framework") is None:
         raise pytest.UsageError("these tests need --framework NAME, and that framework's environment")

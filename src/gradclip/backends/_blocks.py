@@ -107,7 +107,8 @@ def clamp(x: Array, out: Array, low: float, high: float) -> bool:
         part = row[start : start + BLOCK]
         above, below = _outside(part, low, high)
         if above.any() or below.any():
-            part[above], part[below] = _nearest(part[above], high), _nearest(part[below], low)
+            _set(part, above, high)
+            _set(part, below, low)
             row[start : start + BLOCK] = part
             changed = True
     return changed
@@ -122,11 +123,13 @@ def _outside(block: Array, low: float, high: float) -> tuple[Array, Array]:
     return block > most, block < least
 
 
-def _nearest(values: Array, bound: float) -> Array:
-    if values.dtype.kind != "c":
-        return values.dtype.type(rounded(bound, values.dtype))
-    wide = values.astype(np.complex128)
-    return (wide * (bound / np.abs(wide))).astype(values.dtype)
+def _set(block: Array, which: Array, bound: float) -> None:
+    """Brings some of the values to the bound."""
+    if block.dtype.kind != "c":
+        np.copyto(block, block.dtype.type(rounded(bound, block.dtype)), where=which)
+        return
+    wide = block[which].astype(np.complex128)
+    block[which] = wide * (bound / np.abs(wide))
 
 
 def rounded(bound: float, dtype: Any) -> float:
