@@ -41,8 +41,8 @@ def read(x):
     return np.array(x.astype(mx.float32)).astype(ml_dtypes.bfloat16) if x.dtype == mx.bfloat16 else np.array(x)
 
 
-def kept(grads, rule=MaxNorm(1.0), **options):
-    return clip(grads, rule, nonfinite="keep", **options)
+def kept(grads, rule=None, **options):
+    return clip(grads, rule or MaxNorm(1.0), nonfinite="keep", **options)
 
 
 def traced(grads):
@@ -186,7 +186,7 @@ def mean_square(model, x, y):
 
 def data():
     x = mx.array(numbers((32, 4)))
-    return x, 50 * mx.sum(x, axis=1, keepdims=True)
+    return x, 3 * mx.sum(x, axis=1, keepdims=True)
 
 
 def test_the_trees_of_a_model():
@@ -206,10 +206,10 @@ def test_the_trees_of_a_model():
     assert done.grads["layers"][0]["weight"].shape == (8, 4)
 
 
-def trained(clipped, compiled, steps=40):
+def trained(clipped, compiled, steps=20):
     mx.random.seed(0)
     model, (x, y) = Model(), data()
-    optimizer = optim.Adam(learning_rate=0.05)
+    optimizer = optim.SGD(learning_rate=0.3, momentum=0.5)
     gradient = nn.value_and_grad(model, mean_square)
 
     def step(x, y):
@@ -237,11 +237,11 @@ def test_training_is_the_same_eager_and_compiled():
     eager, weights = trained(clipped, compiled=False)
     compiled, others = trained(clipped, compiled=True)
     theirs, _ = trained(lambda grads: optim.clip_grad_norm(grads, 1.0), compiled=False)
-    np.testing.assert_allclose(eager, compiled, rtol=1e-3)
-    np.testing.assert_allclose(eager, theirs, rtol=1e-3)
-    assert eager[-1] < eager[0]
+    np.testing.assert_allclose(eager, compiled, rtol=1e-4)
+    np.testing.assert_allclose(eager, theirs, rtol=1e-4)
+    assert eager[-1] < 0.5 * eager[0]
     for name, weight in weights.items():
-        np.testing.assert_allclose(weight, others[name], rtol=0.02, atol=1e-3)
+        np.testing.assert_allclose(weight, others[name], rtol=1e-3, atol=1e-4)
 
 
 def test_a_compiled_function_has_no_values_to_look_at():
@@ -457,7 +457,9 @@ def test_what_is_not_finite_is_named_and_counted(dtype):
     with pytest.raises(NonFiniteError, match=message):
         clip(grads, MaxNorm(1.0))
     with pytest.raises(NonFiniteError, match=message):
-        mx.grad(lambda one: mx.sum(clip(tree_map(lambda x: x * one.astype(x.dtype), grads), MaxNorm(1.0)).norm))(mx.array(1.0))
+        mx.grad(lambda one: mx.sum(clip(tree_map(lambda x: x + (0 * one).astype(x.dtype), grads), MaxNorm(1.0)).norm))(
+            mx.array(1.0)
+        )
 
 
 @pytest.mark.parametrize("work", [lambda f: f, mx.compile])
@@ -491,7 +493,7 @@ def test_a_state_goes_to_and_fro_between_eager_and_compiled():
         else:
             got, state = work(x * scale, state)
         assert float(got) == pytest.approx(float(limit), rel=1e-6)
-        assert all(map(on_host, state)) == (i % 2 == 0)
+        assert on_host(state[0]) == (i % 2 == 0)
 
 
 def test_a_clipper_remembers():
