@@ -2,6 +2,7 @@
 
 import math
 import threading
+from itertools import product
 from math import inf, nan
 from unittest.mock import patch
 
@@ -106,12 +107,10 @@ def test_units_are_numpys(dtype):
 
 
 def test_the_core_reads_every_real_type_where_it_lies():
-    if not gradclip.native.available:
-        pytest.skip("this install found no compiler, so that NumPy reads")
     for dtype in set(DTYPES) - {mx.complex64}:
         x = own(numbers((12, 20), DTYPES[dtype]))
         held = open_gradients([x, x.T, x[:, ::2], mx.broadcast_to(x[0], (3, 20))]).arrays().memory.held
-        assert held.tolist() == [True, True, False, False], dtype
+        assert held.tolist() == [gradclip.native.available] * 2 + [False] * 2, dtype
 
 
 def test_an_array_of_one_value_many_times():
@@ -327,13 +326,10 @@ def test_bounds_may_be_arrays():
     assert half.dtype == mx.bfloat16
 
 
-@pytest.mark.parametrize("scope", ["global", "tensor", "element"])
-@pytest.mark.parametrize("p", ORDERS)
+@pytest.mark.parametrize(("scope", "p"), [*product(("global", "tensor"), ORDERS), ("element", 2)])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float64, mx.bfloat16, mx.complex64])
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_the_derivative_at_zero_is_the_identity(scope, p, dtype, on_cpu):
-    if scope == "element" and p != 2:
-        pytest.skip("values have no norm")
     weights = [mx.array([2.0, 3.0]), mx.array(5.0)]
 
     def weighed(x, y):
