@@ -8,7 +8,9 @@ from typing import Any
 from mindspore import Parameter
 
 from ...backends.mindspore import check
-from ...rules import MaxNorm, Rule
+from ...layout import Unit
+from ...rule import Rule
+from ...rules import MaxNorm
 from ._clip import Clip
 from ._measure import Grads
 
@@ -46,7 +48,7 @@ class ClipGradients(Clip):
         self,
         rule: Rule,
         *,
-        scope: str | None = None,
+        scope: str | Unit | None = None,
         p: float = 2,
         nonfinite: str = "keep",
         loss_scale: float = 1.0,
