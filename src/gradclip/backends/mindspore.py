@@ -299,7 +299,8 @@ def peak(peaks: Array) -> Array:
 
 
 def sizes(xs: Sequence[Any], counts: Sequence[int]) -> Array:
-    return host.sizes(xs, counts)
+    found = host.sizes(xs, counts)
+    return found if isinstance(xs, host.Arrays) else Tensor(found, norm_type())
 
 
 def pick(xs: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:

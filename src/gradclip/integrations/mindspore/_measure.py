@@ -131,7 +131,7 @@ class Parts(nn.Cell):
 
 
 class Whole(nn.Cell):
-    """One norm for all gradients. (In a method the compiler takes a function's name for the method's own: none may share one.)"""
+    """One norm for all gradients. (The compiler takes a function for a method of the same name: none may share one.)"""
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
@@ -189,7 +189,7 @@ class Grouped(nn.Cell):
         self.owners = Tensor(owners, ms.int32)
         self.members = Tensor(owners == np.arange(len(layout.counts))[:, None])
         self.one = Tensor(np.ones(1), norm_type())
-        self.constant = Tensor(layout.sizes(), norm_type())
+        self.constant = Tensor(np.array(layout.sizes()), norm_type())
 
     def powers(self, grads: Grads, p: float) -> Tensor:
         return row_joined(ops.where(self.members, self.parts.powers(grads, p), 0.0), p)
