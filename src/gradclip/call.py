@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .layout import Unit
 from .measure import Reduce
@@ -11,6 +12,7 @@ from .nonfinite import POLICIES
 from .rule import Rule
 
 Array = Any
+F = TypeVar("F", bound=Callable[..., Any])
 SCOPES = ("element", "unit", "tensor", "global")
 NO_P = 'scope "element" looks at every value by itself: it takes neither p= nor norm='
 
@@ -67,3 +69,9 @@ def one_of(name: str, value: Any, accepted: tuple[str, ...]) -> None:
     """ValueError for anything but one of the accepted words."""
     if not isinstance(value, str) or value not in accepted:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, accepted))}; got {value!r}")
+
+
+def as_it_is(function: F) -> F:
+    """Said to AutoGraph, which would rewrite all Python that a tf.function calls: here is nothing for it to do."""
+    setattr(function, "autograph_info__", {})  # noqa: B010
+    return function

@@ -14,7 +14,7 @@ from typing import Any
 
 from . import eager, traced
 from .backends import Gradients, on_host, open_gradients, ops_for
-from .call import NO_P, SCOPES, Call, one_of, order_of, resolve
+from .call import NO_P, SCOPES, Call, as_it_is, one_of, order_of, resolve
 from .clipped import Clipped
 from .layout import Layout, Unit, layout_of
 from .measure import Reduce, given, measure, measure_elements
@@ -28,6 +28,7 @@ NOTHING = Writer(
 )
 
 
+@as_it_is
 def clip(
     grads: Any,
     rule: Rule,
@@ -71,6 +72,7 @@ def clip(
     return _run(opened, call, weights, state, Writer(backend.scale, backend.clamp, backend.zeros, backend.keep))
 
 
+@as_it_is
 def clip_(
     grads: Any,
     rule: Rule,
@@ -99,6 +101,7 @@ def clip_(
     return _run(opened, call, weights, state, Writer(backend.scale_, backend.clamp_, backend.zero_, backend.keep_))
 
 
+@as_it_is
 def decide(
     grads: Any,
     rule: Rule,
@@ -116,6 +119,7 @@ def decide(
     return _run(open_gradients(grads), call, weights, state, NOTHING)
 
 
+@as_it_is
 def clip_by_value(grads: Any, value: Threshold | tuple[Threshold, Threshold]) -> Clipped:
     """min(max(g, -value), value) for every value g of the gradients; `value` may be (low, high).
 
@@ -129,6 +133,7 @@ def clip_by_value(grads: Any, value: Threshold | tuple[Threshold, Threshold]) ->
     return clip(grads, Bounds(*value), scope="element")
 
 
+@as_it_is
 def clip_by_norm(grads: Any, max_norm: Threshold, p: float = 2) -> Clipped:
     """g · min(1, max_norm / ‖g‖ₚ) for every tensor g by its own norm.
 
@@ -138,6 +143,7 @@ def clip_by_norm(grads: Any, max_norm: Threshold, p: float = 2) -> Clipped:
     return clip(grads, MaxNorm(max_norm), scope="tensor", p=p)
 
 
+@as_it_is
 def clip_by_global_norm(grads: Any, max_norm: Threshold, p: float = 2) -> Clipped:
     """g · min(1, max_norm / n) for every tensor g, with n the norm of all of them together.
 
@@ -147,6 +153,7 @@ def clip_by_global_norm(grads: Any, max_norm: Threshold, p: float = 2) -> Clippe
     return clip(grads, MaxNorm(max_norm), p=p)
 
 
+@as_it_is
 def norm(grads: Any, p: float = 2, scope: str | Unit = "global") -> Array:
     """(Σ|g|^p)^(1/p), or the largest |g| for p=inf: 0-d, [n] for scope "tensor", 0-d and the largest for "element".
 
@@ -167,6 +174,7 @@ def norm(grads: Any, p: float = 2, scope: str | Unit = "global") -> Array:
         return opened.backend.field(found.norm, opened.arrays())
 
 
+@as_it_is
 def init(grads: Any, rule: Rule, scope: str | Unit | None = None) -> State:
     """The state that a rule starts from, for `clip(…, state=)`; () for a rule that does not remember.
 
@@ -181,11 +189,16 @@ def _run(opened: Gradients, call: Call, weights: Any, state: State | None, write
     with opened.backend.quiet():
         layout = layout_of(opened, call.scope, call.unit, call.rule)
         measured = _measured(layout, call, weights)
-        before = _state(call.rule, state)
-        if not on_host(measured.norm):
-            before = tuple(opened.backend.field(entry, opened.arrays()) for entry in before)
+        before = _like_the_norm(_state(call.rule, state), measured.norm, opened)
         step = Step(layout, call, measured, before, write, ops_for(measured.norm))
         return eager.clipped(step) if on_host(measured.norm) else traced.clipped(step)
+
+
+def _like_the_norm(state: State, norm: Array, opened: Gradients) -> State:
+    """The state as numbers where the norm is one, whoever gave it, else as the framework's arrays."""
+    if not on_host(norm):
+        return tuple(opened.backend.field(entry, opened.arrays()) for entry in state)
+    return tuple(opened.backend.known(entry) if hasattr(entry, "shape") else entry for entry in state)
 
 
 def _measured(layout: Layout, call: Call, weights: Any) -> Measured:

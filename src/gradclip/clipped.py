@@ -35,7 +35,7 @@ class Clipped(NamedTuple):
     def _numbers(self, values: Array | None) -> Any:
         if values is None:
             return None
-        if not values.shape:
+        if not len(values.shape):
             return _finite(values)
         return self._named([_finite(value) for value in values])
 
@@ -48,7 +48,7 @@ class Clipped(NamedTuple):
         try:
             with host.quiet():
                 return ", ".join([self._change(), tensors, *self._flags()])
-        except (TypeError, RuntimeError):  # a tracer has no value to show
+        except (TypeError, ValueError, RuntimeError):  # a tracer has no value to show
             return f"Clipped({tensors}, traced)"
 
     def _flags(self) -> list[str]:
@@ -57,8 +57,8 @@ class Clipped(NamedTuple):
 
     def _change(self) -> str:
         before, after = self._largest(self.norm), self._largest(self._after())
-        name = ("largest value" if self.coef is None else "norm") if not self.norm.shape else "largest norm"
-        times = "" if self.coef is None or self.coef.shape else f" (×{_short(float(self.coef))})"
+        name = ("largest value" if self.coef is None else "norm") if not len(self.norm.shape) else "largest norm"
+        times = "" if self.coef is None or len(self.coef.shape) else f" (×{_short(float(self.coef))})"
         changed = bool(self.clipped) and (before < after or before > after)
         return f"{name} {_short(before)}" + (f" → {_short(after)}{times}" if changed else "")
 
@@ -69,7 +69,7 @@ class Clipped(NamedTuple):
         return self.limit if bool(self.norm > self.limit) else self.norm
 
     def _largest(self, values: Array) -> float:
-        numbers = [float(value) for value in values.reshape(-1)]
+        numbers = [float(value) for value in (values if len(values.shape) else [values])]
         return math.nan if any(map(math.isnan, numbers)) else max(numbers, default=0.0)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .backends import flatten, host, settled
-from .call import resolve
+from .call import as_it_is, resolve
 from .clip import clip, init
 from .clipped import Clipped
 from .layout import Unit
@@ -62,10 +62,12 @@ class Clipper:
         self._kind: type[Rule] = type(rule)
         self._told = 0
 
+    @as_it_is
     def __call__(self, grads: Any, weights: Any = None) -> Clipped:
         """`clip(grads, rule, …)` with this clipper's state; one that raises changes neither state nor counts."""
         return self.by(clip, grads, weights)
 
+    @as_it_is
     def by(
         self,
         how: Callable[..., Clipped],

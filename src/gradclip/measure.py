@@ -45,7 +45,7 @@ def _in_range(norm: Array, lost: Array, power: Callable[..., Array], p: float, b
         peaks = power(math.inf)
         usable = ops.isfinite(peaks) & (peaks > 0)
         divisors = ops.where(usable, peaks, 1.0)
-        found = ops.where(usable, peaks * backend.root(power(p, divisors.reshape(-1)), p), peaks)
+        found = ops.where(usable, peaks * backend.root(power(p, divisors if len(divisors.shape) else divisors[None]), p), peaks)
         return ops.where(lost, found, norm)
 
     return ops.choose(ops.any(lost), rescaled, lambda: norm)

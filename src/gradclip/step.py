@@ -78,9 +78,11 @@ class Step(NamedTuple):
 
     def _frameworks(self, formula: Formula) -> Array:
         """Another framework's coefficient, in the precision that it would compute in; 1 for a None."""
-        backend, norm = self.opened.backend, self.norm
+        backend, norm, limit = self.opened.backend, self.norm, self.bound.high
         working = backend.working(self.opened.arrays(), norm)
-        coef = backend.widened(formula(working, self.bound.high, self.ops), norm)
+        if not isinstance(limit, float):
+            limit = backend.working(self.opened.arrays(), limit)
+        coef = backend.widened(formula(working, limit, self.ops), norm)
         return self.ops.where(self.measured.size == 0, 1.0, coef)
 
     def clamped(self) -> Applied:

@@ -78,18 +78,18 @@ def scaled(x: Array, coef: Any, out: Array) -> Array:
             scaled(x.real, coef, out.real)
             scaled(x.imag, coef, out.imag)
         elif x.dtype.name == "bfloat16" and np.ndim(coef):
-            out[...] = _to_odd(x.astype(np.float64) * coef).astype(x.dtype)
+            out[...] = to_odd(x.astype(np.float64) * coef).astype(x.dtype)
         elif x.dtype.name == "bfloat16":
             source, target = line(x), line(out)
             for start in range(0, x.size, BLOCK):
                 part = slice(start, start + BLOCK)
-                target[part] = _to_odd(source[part].astype(np.float64) * coef).astype(x.dtype)
+                target[part] = to_odd(source[part].astype(np.float64) * coef).astype(x.dtype)
         else:
             np.multiply(x, coef, out=out, dtype=np.float64, casting="unsafe")
     return out
 
 
-def _to_odd(x: Array) -> Array:
+def to_odd(x: Array) -> Array:
     """float64 as float32, an inexact one with its last bit set, so that rounding it again to bfloat16 rounds only once."""
     near = x.astype(np.float32)
     bits = near.view(np.uint32)

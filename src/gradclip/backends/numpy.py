@@ -65,7 +65,9 @@ def take(x: Array, place: Any) -> Array:
 
 
 def scalar(value: Any) -> Any:
-    return value.item() if getattr(value, "shape", None) == () else value
+    if getattr(value, "shape", None) != ():
+        return value
+    return value.item() if hasattr(value, "item") else np.asarray(value).item()
 
 
 def any(x: Array) -> Any:
@@ -115,6 +117,10 @@ class Arrays(list[Array]):
         super().__init__(xs)
         self.memory = native.open_buffers(self, writable)
         self.again = [False] * len(self)
+
+    def empty(self, x: Array) -> Array:
+        """An array for what becomes of x: as x in layout, where x is dense."""
+        return _empty(x)
 
 
 def arrays(leaves: Sequence[Any], path: Callable[[int], str], writable: bool) -> list[Array]:
@@ -238,9 +244,10 @@ def widened(coef: Array, norm: Array) -> Array:
 
 
 def scale(xs: Sequence[Array], coefs: Sequence[Any]) -> list[Array]:
+    empty = xs.empty if isinstance(xs, Arrays) else _empty
     if _by_units(coefs):
-        return [_blocks.scaled(x, coef, _empty(x)) if np.any(coef != 1) else x for x, coef in zip(xs, coefs, strict=True)]
-    out = [x if coef == 1 else _empty(x) for x, coef in zip(xs, coefs, strict=True)]
+        return [_blocks.scaled(x, coef, empty(x)) if np.any(coef != 1) else x for x, coef in zip(xs, coefs, strict=True)]
+    out = [x if coef == 1 else empty(x) for x, coef in zip(xs, coefs, strict=True)]
     if 1 in coefs:
         keep = [coef != 1 for coef in coefs]
         _scale_into(list(compress(xs, keep)), list(compress(coefs, keep)), list(compress(out, keep)))
@@ -287,13 +294,13 @@ def _scale_into(xs: Sequence[Array], coefs: Sequence[float], ys: Sequence[Array]
 
 
 def _empty(x: Array) -> Array:
-    """As x in layout, where x is dense."""
     return np.empty_like(x) if x.flags.c_contiguous or isinstance(_blocks.line(x), np.ndarray) else np.empty(x.shape, x.dtype)
 
 
 def clamp(xs: Sequence[Array], low: float, high: float, peaks: Array) -> tuple[list[Array], bool]:
     doubtful = _doubtful(xs, low, high, peaks)
-    out = [_empty(x) if doubt else x for x, doubt in zip(xs, doubtful, strict=True)]
+    empty = xs.empty if isinstance(xs, Arrays) else _empty
+    out = [empty(x) if doubt else x for x, doubt in zip(xs, doubtful, strict=True)]
     changed = iter(_clamp_into([(x, y) for x, y in zip(xs, out, strict=True) if y is not x], low, high))
     out = [y if y is not x and next(changed) else x for x, y in zip(xs, out, strict=True)]
     return out, not builtins.all(map(operator.is_, xs, out))

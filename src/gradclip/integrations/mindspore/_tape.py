@@ -84,6 +84,11 @@ class Value(np.lib.mixins.NDArrayOperatorsMixin):
         """The example's shape: () where there is one number."""
         return tuple(self.example.shape)
 
+    @property
+    def dtype(self) -> Any:
+        """The example's type."""
+        return self.example.dtype
+
     def __array_ufunc__(self, function: Any, method: str, *operands: Any, **options: Any) -> Value:
         if method != "__call__":
             raise UntraceableError(f"numpy.{function.__name__}.{method} has no counterpart there")
