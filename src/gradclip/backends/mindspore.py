@@ -367,6 +367,8 @@ def clamped(x: Tensor, low: Any, high: Any) -> Tensor:
 
 def outside(x: Tensor, low: Any, high: Any) -> Tensor:
     """Does any value lie outside the bounds?"""
+    if x.size == 0:
+        return ops.zeros((), ms.bool_)
     wide = widened_type(x)
     return ops.logical_or(wide > high, wide < low).any()
 

@@ -80,6 +80,8 @@ def unscaled(scale: Tensor, x: Tensor) -> Tensor:
 
 def overflow_of(x: Tensor) -> Tensor:
     """Is any value NaN or inf?"""
+    if x.size == 0:
+        return ops.zeros((), ms.bool_)
     return ops.logical_not((ops.abs(ops.cast(x, ms.float32)) < math.inf).all())
 
 
