@@ -209,10 +209,12 @@ def _measured(layout: Layout, call: Call, weights: Any) -> Measured:
     if call.nonfinite in ("raise", "skip") and not on_host(measured.norm):
         norm = known(measured.norm)  # a number, where it can be one now: what has to be looked at is looked at once
         if norm is not None:
-            measured = measured._replace(norm=norm, weights=None if measured.weights is None else known(measured.weights))
+            measured = measured._replace(norm=norm)
     if rule.needs_size or rule.formula(call.scope):
         measured = measured._replace(size=layout.sizes())
-    return measured
+    others = {name: value for name in ("weights", "size") if (value := getattr(measured, name)) is not None}
+    alike = _like_the_norm(tuple(others.values()), measured.norm, layout.opened)
+    return measured._replace(**dict(zip(others, alike, strict=True)))
 
 
 def _norms(layout: Layout, call: Call) -> Measured:

@@ -131,6 +131,49 @@ def jax() -> Frame:
     return Frame(jnp.asarray, np.asarray, modes, traced, readable=frozenset({"eager", "jvp"}), dtypes=dtypes)
 
 
+def mindspore() -> Frame:
+    import mindspore as ms
+
+    from gradclip.backends import flatten
+
+    def make(x):
+        x = np.array(x)
+        if x.dtype == ml_dtypes.bfloat16:
+            return ms.Tensor(x.astype(np.float32)).astype(ms.bfloat16)
+        return ms.Tensor(x)
+
+    def read(x):
+        return x.astype(ms.float32).asnumpy().astype(ml_dtypes.bfloat16) if x.dtype == ms.bfloat16 else x.asnumpy()
+
+    def differentiated(f):  # MindSpore's own kernels do the work, as on an accelerator
+        def work(grads, *others):
+            leaves, rebuild = flatten(grads)
+            found = []
+
+            def loss(*xs):
+                each = iter(xs)
+                try:
+                    found.append(f(rebuild(None if x is None else next(each) for x in leaves), *others))
+                except Exception as error:  # which inside of it would leave MindSpore differentiating for ever
+                    found.append(error)
+                return xs[0].astype(ms.float32).sum()
+
+            try:
+                ms.grad(loss)(*(x for x in leaves if x is not None))
+            finally:
+                if found and isinstance(found[0], Exception):
+                    raise found[0]
+            return found[0]
+
+        return work
+
+    def captured(f):
+        return ms.jit(f, capture_mode="bytecode")
+
+    modes = {"eager": lambda f: f, "differentiated": differentiated, "jit bytecode": captured}
+    return Frame(make, read, modes, frozenset({"differentiated"}), frozenset(modes))
+
+
 def paddle() -> Frame:
     import paddle
     from paddle.static import Executor, Program, program_guard
@@ -211,4 +254,4 @@ def tensorflow() -> Frame:
     return Frame(tf.constant, lambda x: np.asarray(x.numpy()), modes, traced, frozenset({"eager", "tape"}), unit_axis=-1)
 
 
-FRAMES = {"jax": jax, "mlx": mlx, "paddle": paddle, "tensorflow": tensorflow, "torch": torch}
+FRAMES = {"jax": jax, "mindspore": mindspore, "mlx": mlx, "paddle": paddle, "tensorflow": tensorflow, "torch": torch}

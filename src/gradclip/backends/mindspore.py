@@ -82,6 +82,10 @@ def put(window: Tensor, slot: Any, value: Tensor) -> Tensor:
     return ops.where(at, value, window)
 
 
+def take(x: Tensor, place: Any) -> Tensor:
+    return ops.gather(x, ops.cast(place, ms.int32), 0)
+
+
 def scalar(value: Any) -> Any:
     return value
 
@@ -213,14 +217,17 @@ def power(x: Tensor, p: float, divisor: Any = None) -> Tensor:
     if divisor is not None:
         by = divisor.astype(size.dtype)
         size = size / ops.where(by > 0, by, 1.0)  # a float64 tensor's peak may be 0 in float32
-    if p == math.inf:
-        return largest(size)
+    return largest(size) if p == math.inf else raised(size, p).sum()
+
+
+def raised(size: Tensor, p: float) -> Tensor:
+    """Every |x|^p, its derivative 0 where x is 0."""
     if p == 1:
-        return size.sum()
+        return size
     if p == 2:
-        return ops.square(size).sum()
+        return ops.square(size)
     some = size != 0
-    return ops.where(some, ops.where(some, size, 1.0) ** p, 0.0).sum()
+    return ops.where(some, ops.where(some, size, 1.0) ** p, 0.0)
 
 
 def largest(x: Tensor) -> Tensor:
@@ -234,7 +241,40 @@ def widened_type(x: Tensor) -> Tensor:
 
 
 def unit_powers(xs: Sequence[Any], axes: Sequence[int | None], p: float, divisors: Array = None) -> Array:
-    raise NotImplementedError
+    if isinstance(xs, host.Arrays):
+        return host.unit_powers(xs, axes, p, divisors)
+    found, first = [ops.zeros((0,), norm_type())], 0
+    for x, axis in zip(xs, axes, strict=True):
+        each = rows(x, -1 if axis is None else axis)
+        by = None if divisors is None else divisors[first : first + len(each)]
+        found.append(row_powers(each, p, by).astype(norm_type()))
+        first += len(each)
+    return ops.cat(found)
+
+
+def rows(x: Tensor, axis: int) -> Tensor:
+    """|x| as rows, one for every index along the axis; -1: x is one row."""
+    size = ops.abs(widened_type(x))
+    count = 1 if axis < 0 else x.shape[axis]
+    if x.size == 0:
+        return ops.zeros((count, 1), size.dtype)
+    return (size if axis <= 0 else size.swapaxes(0, axis)).reshape((count, -1))
+
+
+def row_powers(rows: Tensor, p: float, divisors: Any = None) -> Tensor:
+    """Σ|x / divisor|^p of every row; for p = inf the largest |x|."""
+    if divisors is not None:
+        by = divisors.astype(rows.dtype)
+        rows = rows / ops.where(by > 0, by, 1.0).reshape((-1, 1))
+    if p == math.inf:
+        return ops.where((rows != rows).any(axis=1), math.nan, rows.max(axis=1))
+    return raised(rows, p).sum(axis=1)
+
+
+def scaled_rows(x: Tensor, coef: Tensor, axis: int) -> Tensor:
+    """x with every row times its own coefficient."""
+    shape = (1,) * x.ndim if axis < 0 else (1,) * axis + (-1,) + (1,) * (x.ndim - axis - 1)
+    return scaled(x, coef.reshape(shape))
 
 
 def fits(xs: Sequence[Any], p: float) -> bool:
@@ -259,7 +299,20 @@ def peak(peaks: Array) -> Array:
 
 
 def sizes(xs: Sequence[Any], counts: Sequence[int]) -> Array:
-    return host.sizes(xs, counts)
+    found = host.sizes(xs, counts)
+    return found if isinstance(xs, host.Arrays) else Tensor(found, norm_type())
+
+
+def pick(xs: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
+    return host.pick(xs, places) if isinstance(xs, host.Arrays) else [xs[i] for i in places]
+
+
+def unit_axis(x: Any) -> int | None:
+    return 0
+
+
+def aligned(coef: Array, x: Any, axis: int | None) -> Array:
+    return coef[0] if axis is None else coef.reshape(tuple(-1 if i == axis else 1 for i in range(x.ndim)))
 
 
 def is_complex(x: Any) -> bool:
@@ -281,7 +334,7 @@ def widened(coef: Array, norm: Array) -> Array:
 def scale(xs: Sequence[Any], coefs: Sequence[Any]) -> list[Any]:
     if isinstance(xs, host.Arrays):
         return host.scale(xs, coefs)
-    return [scaled(x, coef) for x, coef in zip(xs, coefs, strict=True)]
+    return [x if isinstance(coef, float) else scaled(x, coef) for x, coef in zip(xs, coefs, strict=True)]
 
 
 def scaled(x: Tensor, coef: Any) -> Tensor:
@@ -314,6 +367,8 @@ def clamped(x: Tensor, low: Any, high: Any) -> Tensor:
 
 def outside(x: Tensor, low: Any, high: Any) -> Tensor:
     """Does any value lie outside the bounds?"""
+    if x.size == 0:
+        return ops.zeros((), ms.bool_)
     wide = widened_type(x)
     return ops.logical_or(wide > high, wide < low).any()
 

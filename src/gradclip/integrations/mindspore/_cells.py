@@ -8,6 +8,7 @@ from typing import Any
 from mindspore import Parameter
 
 from ...backends.mindspore import check
+from ...layout import Unit
 from ...rule import Rule
 from ...rules import MaxNorm
 from ._clip import Clip
@@ -47,7 +48,7 @@ class ClipGradients(Clip):
         self,
         rule: Rule,
         *,
-        scope: str | None = None,
+        scope: str | Unit | None = None,
         p: float = 2,
         nonfinite: str = "keep",
         loss_scale: float = 1.0,

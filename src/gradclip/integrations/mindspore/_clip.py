@@ -5,38 +5,49 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, cast
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from ...backends import Backend, Gradients
+from ...backends import mindspore as backend
 from ...backends.mindspore import largest, number
-from ...call import resolve
+from ...call import Call, resolve
 from ...clipper import Counts
-from ...rule import Rule
-from ._measure import Clamp, Grads, Measure, Scale, ScaleEach, kept_where
+from ...layout import Layout, Unit, layout_of
+from ...rule import Rule, State
+from ._measure import LOW, Clamp, Each, Grads, Grouped, Measure, Scale, Units, Whole, kept_where
 from ._recording import asks, recorded
 
-KINDS: dict[str, Any] = {"element": Clamp, "tensor": ScaleEach, "global": Scale}
+GO, STATE = 4, 7  # where they, too, stand in what was recorded
 
 
 class Clip(nn.Cell):
     """(g, …) → ((g · coef, …), skipped), and what came of it in Parameters; see `ClipGradients`."""
 
     def __init__(
-        self, rule: Rule, scope: str | None, p: float, nonfinite: str, loss_scale: float, parameters: Sequence[Parameter] | None
+        self,
+        rule: Rule,
+        scope: str | Unit | None,
+        p: float,
+        nonfinite: str,
+        loss_scale: float,
+        parameters: Sequence[Parameter] | None,
     ) -> None:
         super().__init__(auto_prefix=False)
         call = resolve(rule, scope, p, nonfinite)
-        zero = zero_for(rule, call.scope, parameters)
+        layout = None if parameters is None else laid_out(call, list(parameters))
+        zero = zero_for(call) if layout is None else layout.zero()
         state = rule.init(zero)
-        self.measure = Measure(call.scope, call.p)
+        self.norms = norms_of(call, layout)
+        self.measure = Measure(self.norms, math.inf if call.scope == "element" else call.p)
+        self.change = Clamp(self.norms) if call.scope == "element" else Scale(self.norms)
         self.decide = recorded(call, zero, state, working_type(parameters))
-        self.change = KINDS[call.scope]()
         self.map = ops.Map()
-        self.stops = nonfinite in ("zero", "skip")
-        self.skips = nonfinite == "skip"
+        self.skips = nonfinite == "skip" or rule.can_skip
+        self.stops = self.skips or nonfinite == "zero"
         self.loss_scale = positive("loss_scale", loss_scale)
         _, self.needs_weights, self.needs_size = asks(call)
         self.state = ParameterTuple([held(f"state{i}", x) for i, x in enumerate(state)])
@@ -72,7 +83,7 @@ class Clip(nn.Cell):
         results = self.decide(self.inputs(grads, norm, weights) + thresholds)
         new, changed = self.change(grads, results, self.loss_scale)
         if self.stops:
-            new = self.map(ops.partial(kept_where, results[1]), new)
+            new = self.map(ops.partial(kept_where, results[GO]), new)
         self.remember(norm, ops.logical_or(changed, results[2]), results)
         return new, results[3]
 
@@ -82,14 +93,14 @@ class Clip(nn.Cell):
         if self.needs_weights:
             values += (self.measure(weights),)
         if self.needs_size:
-            values += (self.measure.sizes(grads),)
+            values += (self.norms.sizes(grads),)
         for parameter in self.state:
             values += (parameter.value(),)
         return values
 
     def remember(self, norm: Tensor, changed: Tensor, results: tuple[Tensor, ...]) -> None:
         """Into the Parameters: the largest norm and limit, the smallest coefficient, the flags, the counts, the state."""
-        limit, finite, _, skipped, low = results[:5]
+        limit, finite, _, skipped, _, low = results[: LOW + 1]
         ops.assign(self.norm, largest(norm))
         ops.assign(self.limit, largest(limit))
         ops.assign(self.coef, self.change.coefficient(low))
@@ -99,16 +110,43 @@ class Clip(nn.Cell):
         flags = ops.stack([ops.ones_like(finite), changed, skipped, ops.logical_not(finite)])
         ops.assign_add(self.counts, ops.cast(flags, ms.int32))
         for i, parameter in enumerate(self.state):
-            ops.assign(parameter, ops.cast(results[6 + i], parameter.dtype))
+            ops.assign(parameter, ops.cast(results[STATE + i], parameter.dtype))
 
 
-def zero_for(rule: Rule, scope: str, parameters: Sequence[Parameter] | None) -> Any:
-    """What a rule's first state is made of, shaped like the norm."""
-    if scope != "tensor":
-        return 0.0
-    if parameters is None and any(np.ndim(x) for x in rule.init(np.zeros(2))):
-        raise ValueError(f"{type(rule).__name__} remembers each tensor's norm: pass parameters=optimizer.parameters")
-    return np.zeros(2 if parameters is None else len(parameters))
+def laid_out(call: Call, parameters: list[Parameter]) -> Layout:
+    """Which of the parameters' gradients share a norm; a pattern of `Groups` is one of parameters' names."""
+    opened = Gradients(
+        cast(Backend, backend), parameters, parameters, parameters, False, list, lambda: [x.name for x in parameters]
+    )
+    return layout_of(opened, call.scope, call.unit, call.rule)
+
+
+def zero_for(call: Call) -> Any:
+    """What a rule's first state is made of, shaped like the norm, of gradients that nothing is known of."""
+    rule, name = call.rule, type(call.rule).__name__
+    if call.scope == "unit" or rule.grouped:
+        raise ValueError(
+            f"{name} in this scope has to know the gradients' names and shapes: pass parameters=optimizer.parameters"
+        )
+    if call.scope != "tensor":
+        return np.float64(0.0)
+    if shapes(rule.init(np.zeros(2))) != shapes(rule.init(np.zeros(3))):
+        raise ValueError(f"{name} remembers each tensor's norm: pass parameters=optimizer.parameters")
+    return np.zeros(2)
+
+
+def norms_of(call: Call, layout: Layout | None) -> nn.Cell:
+    """The cell that measures what the scope and the rule ask for."""
+    if layout is not None and layout.axes is not None:
+        return Units(layout)
+    if layout is not None and layout.places is not None:
+        return Grouped(layout)
+    return Each() if call.scope == "tensor" else Whole()
+
+
+def shapes(state: State) -> list[tuple[int, ...]]:
+    """The shape of every entry."""
+    return [np.shape(x) for x in state]
 
 
 def weights_of(rule: Rule, parameters: Sequence[Parameter] | None) -> list[Parameter]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from mindspore import Tensor, nn, ops
 
+from ...layout import Unit
 from ...rule import Rule
 from ._clip import Clip
 
@@ -14,7 +15,7 @@ def clipped(
     optimizer: nn.Optimizer,
     rule: Rule,
     *,
-    scope: str | None = None,
+    scope: str | Unit | None = None,
     p: float = 2,
     nonfinite: str = "keep",
 ) -> nn.Optimizer:

@@ -51,6 +51,20 @@ class Apply(nn.Cell):
         return self.function(values[self.places[0]], values[self.places[1]], values[self.places[2]])
 
 
+class Stack(nn.Cell):
+    """Some of the values along a new first axis."""
+
+    def __init__(self, _: None, places: tuple[int, ...]) -> None:
+        super().__init__(auto_prefix=False)
+        self.places = places
+
+    def construct(self, values: Values) -> Any:
+        chosen: Values = ()
+        for place in self.places:
+            chosen += (values[place],)
+        return ops.stack(chosen)
+
+
 class Program(nn.Cell):
     """Steps in order, each of which sees the inputs and the results before it.
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import numpy as np
 from mindspore import Tensor
 
 from ... import traced
 from ...backends import Backend, Gradients
 from ...backends import mindspore as backend
 from ...call import Call
+from ...layout import Layout
 from ...rule import Measured, Rule, State
 from ...step import Step, Writer
 from ._program import Program
@@ -22,23 +24,25 @@ from ._tape import Tape, UntraceableError
 
 
 def recorded(call: Call, zero: Any, state: State, working: Any) -> Program:
-    """(norm, …, *state, *held) → (limit, finite, changed, skipped, low, high, *state); low: the coefficient where there is one.
+    """(norm, …, *state, *held) → (limit, finite, changed, skipped, go, low, high, *state).
 
-    `zero` is shaped like the norm. Between the norm and the state stand the norm of the weights and the size, where the rule
-    asks for them. `working` is the type that another framework would compute its coefficient in.
+    low: the coefficient, where there is one; go: not to be zeroed. `zero` is shaped like the norm. Between the norm and the
+    state stand the norm of the weights and the size, where the rule asks for them. `working` is the type that another
+    framework would compute its coefficient in.
     """
     tape, rule = Tape(working), call.rule
     norm, weights, size = (tape.input(Tensor(zero, backend.norm_type())) if asked else None for asked in asks(call))
     before = tuple(tape.input(backend.number(x)) for x in state)
     opened = Gradients(cast(Backend, tape), [], [], [], False, tuple, list)
+    layout = Layout(opened, [], one=not np.ndim(zero))
     writer = Writer(tape.scale, tape.clamp, tape.zero, tape.keep)
-    step = Step(opened, call, Measured(norm, weights, size), before, writer, tape)
+    step = Step(layout, call, Measured(norm, weights, size), before, writer, tape)
     try:
         found = traced.clipped(step)
     except UntraceableError as error:
         raise TypeError(untraceable(rule, error)) from None
     low, high = tape.bounds if found.coef is None else (found.coef, found.coef)
-    return tape.program([found.limit, found.finite, found.clipped, found.skipped, low, high, *found.state])
+    return tape.program([found.limit, found.finite, found.clipped, found.skipped, tape.go, low, high, *found.state])
 
 
 def asks(call: Call) -> tuple[bool, bool, bool]:

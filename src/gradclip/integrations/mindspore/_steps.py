@@ -7,6 +7,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
+from ...layout import Unit
 from ...rule import Rule
 from ._clip import Clip, positive
 from ._measure import overflow_of, unscaled
@@ -40,7 +41,7 @@ class TrainOneStepCell(nn.TrainOneStepCell):
         optimizer: nn.Cell,
         rule: Rule,
         *,
-        scope: str | None = None,
+        scope: str | Unit | None = None,
         p: float = 2,
         nonfinite: str = "keep",
         sens: float = 1.0,
@@ -74,7 +75,7 @@ class TrainOneStepWithLossScaleCell(nn.TrainOneStepWithLossScaleCell):
         scale_sense: nn.Cell | Tensor,
         rule: Rule,
         *,
-        scope: str | None = None,
+        scope: str | Unit | None = None,
         p: float = 2,
         nonfinite: str = "keep",
     ) -> None:

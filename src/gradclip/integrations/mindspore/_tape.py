@@ -12,7 +12,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from ...backends import mindspore as backend
-from ._program import Apply, Cast, Constant, Function, Program
+from ._program import Apply, Cast, Constant, Function, Program, Stack
 
 WHOLE = (ms.int32, ms.int64)
 Maker = Callable[[tuple[int, ...]], nn.Cell]
@@ -30,11 +30,6 @@ def smaller(x: Any, y: Any) -> Any:
 def larger(x: Any, y: Any) -> Any:
     """max(x, y), NaN kept."""
     return ops.where(x > y, x, ops.where(x != x, x, y))
-
-
-def entry(x: Any, at: Any) -> Any:
-    """x[at] along the first axis."""
-    return ops.gather(x, ops.cast(at, ms.int32), 0)
 
 
 FUNCTIONS: dict[Any, Function] = {
@@ -89,6 +84,11 @@ class Value(np.lib.mixins.NDArrayOperatorsMixin):
         """The example's shape: () where there is one number."""
         return tuple(self.example.shape)
 
+    @property
+    def dtype(self) -> Any:
+        """The example's type."""
+        return self.example.dtype
+
     def __array_ufunc__(self, function: Any, method: str, *operands: Any, **options: Any) -> Value:
         if method != "__call__":
             raise UntraceableError(f"numpy.{function.__name__}.{method} has no counterpart there")
@@ -98,7 +98,7 @@ class Value(np.lib.mixins.NDArrayOperatorsMixin):
         return self.tape.numpy(function, operands, options)
 
     def __getitem__(self, at: Any) -> Value:
-        return self.tape.apply(entry, self, at)
+        return self.tape.take(self, at)
 
     def __iter__(self) -> Any:
         raise UntraceableError("the entries of a norm cannot be listed there")
@@ -117,6 +117,7 @@ class Tape:
     def __init__(self, type_of_others: Any) -> None:
         self.type_of_others = type_of_others
         self.bounds: tuple[Any, Any] = (0.0, 0.0)
+        self.go: Any = True
         self.inputs: list[Value] = []
         self.held: dict[int, tuple[Parameter, Value]] = {}
         self.steps: list[Value] = []
@@ -205,6 +206,13 @@ class Tape:
     def put(self, window: Any, slot: Any, value: Any) -> Value:
         return self.apply(backend.put, window, slot, value)
 
+    def take(self, x: Any, place: Any) -> Value:
+        return self.apply(backend.take, x, place)
+
+    def stack(self, xs: Sequence[Any]) -> Value:
+        values = tuple(map(self._value, xs))
+        return self._written(ops.stack([x.example for x in values]), values, partial(Stack, None))
+
     def scalar(self, value: Any) -> Any:
         if isinstance(value, Parameter):
             return self.held.setdefault(id(value), (value, Value(self, Tensor(value.asnumpy()))))[1]
@@ -242,7 +250,8 @@ class Tape:
     def zero(self, xs: list[Any]) -> list[Any]:
         return xs
 
-    def keep(self, xs: list[Any], finite: Any) -> list[Any]:
+    def keep(self, xs: list[Any], go: Any) -> list[Any]:
+        self.go = go
         return xs
 
 
