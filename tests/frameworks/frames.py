@@ -110,25 +110,31 @@ def jax() -> Frame:
     import jax.numpy as jnp
 
     def scanned(f):
-        def work(grads):
-            found = jax.lax.scan(lambda carry, one: (carry, f(one)), 0, jax.tree.map(lambda x: x[None], grads))[1]
+        @jax.jit
+        def work(*given):
+            found = jax.lax.scan(lambda carry, one: (carry, f(*one)), 0, jax.tree.map(lambda x: x[None], given))[1]
             return jax.tree.map(lambda x: x[0], found)
 
         return work
 
     def differentiated(f):
-        return lambda grads: jax.jvp(f, (grads,), (grads,))[0]
+        return jax.jit(lambda *given: jax.jvp(f, given, jax.tree.map(tangent, given))[0])
+
+    def tangent(x):
+        return x if jnp.issubdtype(x.dtype, jnp.floating) else np.zeros(x.shape, jax.dtypes.float0)
 
     def mapped(f):
-        def work(grads):
-            return jax.tree.map(lambda x: x[1], jax.jit(jax.vmap(f))(jax.tree.map(lambda x: jnp.stack([x * 0, x]), grads)))
+        @jax.jit
+        def work(*given):
+            found = jax.vmap(f)(*jax.tree.map(lambda x: jnp.stack([x * 0, x]), given))
+            return jax.tree.map(lambda x: x[1], found)
 
         return work
 
     modes = {"eager": lambda f: f, "jit": jax.jit, "scan": scanned, "jvp": differentiated, "vmap": mapped}
     traced = frozenset(modes) - {"eager"}
     dtypes = (np.float32, np.float16, ml_dtypes.bfloat16)  # and float64 where x64 is enabled, which has tests of its own
-    return Frame(jnp.asarray, np.asarray, modes, traced, readable=frozenset({"eager", "jvp"}), dtypes=dtypes)
+    return Frame(jnp.asarray, np.asarray, modes, traced, dtypes=dtypes, unit_axis=-1)
 
 
 def mindspore() -> Frame:

@@ -28,7 +28,6 @@ WIDE = {"float64", "complex128"}
 NARROWEST = "float16"
 ALIGNED = 64  # bytes; XLA takes memory over without a copy where it begins at a multiple of it
 SMALLEST, LARGEST = 1e-22, 1e36  # between them a float32 power has lost no digits, of up to 1e10 elements
-HALFWAY = 2.0**-64  # brings every float32 to where its reciprocal is normal
 SMALLEST_COEF, LARGEST_COEF = 1e-37, 1e37  # between them lies what float32 holds exactly
 
 with ThreadPoolExecutor(1) as elsewhere:  # another thread is under no transformation, even if this one is
@@ -68,8 +67,11 @@ def scalar(value: Any) -> Any:
 
 
 def choose(condition: Array, yes: Callable[[], Array], no: Callable[[], Array]) -> Array:
-    """A branch on the device in what is compiled; without a compiler a branch would be compiled anew at every call."""
-    if not isinstance(condition, Tracer):
+    """A branch on the device in what is compiled; elsewhere it would be compiled anew at every call.
+
+    There it is chosen by its value, or on an accelerator, where a look at that would wait, both are computed.
+    """
+    if not isinstance(condition, Tracer) and next(iter(condition.devices())).platform != "cpu":
         return yes()
     flag = truth(condition)
     if flag is None:
@@ -183,18 +185,24 @@ def _size(x: Array, divisor: Array | None) -> Array:
     size = (jnp.abs(x) if is_complex(x) else x).astype(_wide())
     if divisor is None:
         return size
-    near_one = jnp.where(divisor > 1, HALFWAY, 1 / HALFWAY)  # XLA multiplies by 1 / divisor, which must be normal too
-    return (size * near_one) / (divisor * near_one)
+    nearer_one = _nearer_one(divisor)
+    return (size * nearer_one) / (divisor * nearer_one)
+
+
+def _nearer_one(divisor: Array) -> Array:
+    """A power of 2 that brings the divisor to where its reciprocal is normal, by which XLA multiplies, and its square too."""
+    edge, far = (2.0**60, 2.0**70) if divisor.dtype == np.float32 else (2.0**400, 2.0**600)
+    return jnp.where(divisor > edge, 1 / far, jnp.where(divisor < 1 / edge, far, 1.0)).astype(divisor.dtype)
 
 
 def _power(x: Array, p: float, axes: Sequence[int] | None = None) -> Array:
     """Σ|x|^p, its derivative 0 where x is 0."""
     if p == math.inf:
-        return jnp.max(jnp.abs(x), axes, initial=0.0)
+        return jnp.max(x * jnp.sign(x), axes, initial=0.0)  # |x|, whose derivative at 0 JAX takes for 1
     if p == 2:
         return jnp.sum(jnp.square(x), axes)
     if p == 1:
-        return jnp.sum(jnp.abs(x), axes)
+        return jnp.sum(x * jnp.sign(x), axes)
     some = x != 0
     return jnp.sum(jnp.where(some, jnp.abs(jnp.where(some, x, 1.0)) ** p, 0.0), axes)
 
@@ -327,8 +335,8 @@ def _clamped(x: Array, low: Any, high: Any) -> tuple[Array, Array]:
         above = size > high
         return jnp.where(above, _product(x, high / jnp.where(above, size, 1.0)), x), jnp.any(above)
     low, high = (jnp.asarray(bound).astype(x.dtype) for bound in (low, high))
-    above, below = x > high, x < low
-    return jnp.where(above, high, jnp.where(below, low, x)), jnp.any(above | below)
+    outside = (x > high) | (x < low)
+    return jnp.where(outside, jnp.where(x > 0, high, low), x), jnp.any(outside)  # max and min would take subnormals for 0
 
 
 def zeros(xs: Sequence[Array]) -> list[Array]:
