@@ -1,7 +1,7 @@
 """PaddlePaddle. Plain CPU tensors go through the native core, and what becomes of them is decided on the host.
 
-Values of a static graph, tensors of an accelerator and those with a derivative to keep stay with Paddle's own kernels, and their
-norms with them, in float64. Rows of a sparse gradient (SelectedRows) are merged first.
+Values of a static graph, tensors of an accelerator and those with a derivative to keep stay with Paddle's own kernels, and
+their norms with them, in float64. Rows of a sparse gradient (SelectedRows) are merged first.
 """
 
 from __future__ import annotations
@@ -175,7 +175,9 @@ def _has_derivative(xs: Sequence[Tensor]) -> bool:
 
 def _check(x: Any, i: int, path: Callable[[int], str]) -> None:
     name = said(path(i))
-    if isinstance(x, EagerParamBase) or (isinstance(x, Value) and x.persistable and x.get_defining_op().name() == "builtin.parameter"):
+    if isinstance(x, EagerParamBase) or (
+        isinstance(x, Value) and x.persistable and x.get_defining_op().name() == "builtin.parameter"
+    ):
         raise TypeError(
             f"{name} is a parameter, and clipping it would scale the weights: pass its gradient, p.grad; or let the optimizer "
             "clip, grad_clip=gradclip.integrations.paddle.ClipGrad(rule)"
