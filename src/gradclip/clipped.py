@@ -29,8 +29,8 @@ class Clipped(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the gradients, JSON-safe: numbers, {path: number} per tensor, None where not finite."""
-        measured = {name: self._numbers(getattr(self, name)) for name in ("norm", "limit", "coef")}
-        return measured | {name: bool(getattr(self, name)) for name in ("clipped", "finite", "skipped")}
+        flags = {name: bool(getattr(self, name)) for name in ("clipped", "finite", "skipped")}
+        return {name: self._numbers(getattr(self, name)) for name in ("norm", "limit", "coef")} | flags
 
     def _numbers(self, values: Array | None) -> Any:
         if values is None:
@@ -47,7 +47,8 @@ class Clipped(NamedTuple):
         tensors = f"{count} tensor" if count == 1 else f"{count} tensors"
         try:
             with host.quiet():
-                return ", ".join([self._change(), tensors, *self._flags()])
+                flags = self._flags()  # first: reading one fails under a tracer, where the numbers would add to its graph
+                return ", ".join([self._change(), tensors, *flags])
         except (TypeError, ValueError, RuntimeError):  # a tracer has no value to show
             return f"Clipped({tensors}, traced)"
 

@@ -140,25 +140,26 @@ def field(x: Any, xs: Sequence[Array] = ()) -> Array:
 
 
 class Tensors(list[Tensor]):
-    """Plain CPU tensors that know where they lie, which lie where an earlier one does, and which stand for a sparse one."""
+    """Plain CPU tensors that know where they lie, which lie where an earlier one does, and for which sparse ones some stand."""
 
     def __init__(self, xs: Sequence[Tensor], memory: native.Memory) -> None:
         super().__init__(xs)
         self.memory = memory
         self.again = [False] * len(self)
-        self.sparse: list[tuple[Tensor, Tensor]] = []
+        self.sparse: dict[int, Tensor] = {}
 
 
 def arrays(leaves: Sequence[Any], path: Callable[[int], str], writable: bool) -> list[Array]:
     psdb.fallback(recursive=True)  # to_static's symbolic mode, which cannot follow, runs the whole call as it is
     stays = not set(map(type, leaves)) <= {Tensor} or (not writable and _has_derivative(leaves))
-    memory = None if stays else native.open_tensors(leaves, EXCHANGE)
+    plain = not stays and False not in set(map(Tensor.is_dense, leaves))  # of all others Paddle's DLPack reads what it must not
+    memory = native.open_tensors(leaves, EXCHANGE) if plain else None
     if memory is not None and memory.whole:  # plain memory of a type that the core knows: there is nothing to check
         return _once(Tensors(leaves, memory), path) if writable else Tensors(leaves, memory)
     for i, leaf in enumerate(leaves):
         _check(leaf, i, path)
     values = [_values(x) for x in leaves]
-    sparse = [(x, y) for x, y in zip(leaves, values, strict=True) if x is not y]
+    sparse = {i: x for i, (x, y) in enumerate(zip(leaves, values, strict=True)) if x is not y}
     if stays or not {x.place.is_cpu_place() for x in values} <= {True}:
         if writable and sparse:
             raise ValueError("sparse gradients are written in place on the CPU alone: use clip()")
@@ -199,7 +200,11 @@ def _is_sparse(x: Array) -> bool:
 
 def _values(x: Array) -> Array:
     """The values of a sparse gradient, rows that occur twice merged."""
-    return merge_selected_rows(x)._get_tensor_from_selected_rows() if _is_sparse(x) else x
+    if not _is_sparse(x):
+        return x
+    if not x.rows():  # Paddle has no tensor of no rows
+        return paddle.zeros([0, *x.shape[1:]], x.dtype)
+    return merge_selected_rows(x)._get_tensor_from_selected_rows()
 
 
 def _memory(xs: Sequence[Tensor]) -> native.Memory:
@@ -232,6 +237,8 @@ def _plain(x: Tensor) -> Array:
 def restore(x: Array, leaf: Array) -> Array:
     if not _is_sparse(leaf):
         return x
+    if not leaf.rows():
+        return leaf
     merged = merge_selected_rows(leaf)
     paddle.assign(x, output=merged._get_tensor_from_selected_rows())
     return merged
@@ -384,7 +391,7 @@ def widened(coef: Array, norm: Array) -> Array:
 def scale(xs: Sequence[Array], coefs: Sequence[Any]) -> list[Array]:
     if not isinstance(xs, Tensors):
         return [_product(x, coef) for x, coef in zip(xs, coefs, strict=True)]
-    out = [paddle.empty_like(x) if np.any(coef != 1) else x for x, coef in zip(xs, coefs, strict=True)]
+    out = [_empty(x) if np.any(coef != 1) else x for x, coef in zip(xs, coefs, strict=True)]
     _scale_into(xs, coefs, out, [y is not x for x, y in zip(xs, out, strict=True)])
     return out
 
@@ -392,8 +399,17 @@ def scale(xs: Sequence[Array], coefs: Sequence[Any]) -> list[Array]:
 def scale_(xs: list[Array], coefs: Sequence[Any]) -> list[Array]:
     if not isinstance(xs, Tensors):
         return _written(xs, scale(xs, coefs))
-    _scale_into(xs, coefs, xs, [bool(np.any(coef != 1)) and not done for coef, done in zip(coefs, xs.again, strict=True)])
-    return _merged(xs)
+    which = [bool(np.any(coef != 1)) and not done for coef, done in zip(coefs, xs.again, strict=True)]
+    _scale_into(xs, coefs, xs, which)
+    return _merged(xs, which)
+
+
+def _empty(x: Tensor) -> Tensor:
+    """As x in layout, where x is dense."""
+    if x.is_contiguous():
+        return paddle.empty_like(x)
+    order = sorted(range(x.ndim), key=lambda axis: -x.strides[axis])
+    return paddle.empty([x.shape[axis] for axis in order], x.dtype).transpose([order.index(axis) for axis in range(x.ndim)])
 
 
 def _scale_into(xs: Tensors, coefs: Sequence[Any], ys: list[Tensor], which: Sequence[bool]) -> None:
@@ -429,7 +445,7 @@ def clamp(xs: Sequence[Array], low: Any, high: Any, peaks: Any) -> tuple[list[Ar
     if not isinstance(xs, Tensors):
         return [_clamped(x, low, high) for x in xs], _outside(xs, low, high)
     doubtful = _doubtful(xs, low, high, peaks)
-    out = [paddle.empty_like(x) if doubt else x for x, doubt in zip(xs, doubtful, strict=True)]
+    out = [_empty(x) if doubt else x for x, doubt in zip(xs, doubtful, strict=True)]
     changed = _clamp_into(xs, low, high, out, doubtful)
     return [y if hit else x for x, y, hit in zip(xs, out, changed, strict=True)], True in changed
 
@@ -440,7 +456,7 @@ def clamp_(xs: list[Array], low: Any, high: Any, peaks: Any) -> tuple[list[Array
         return _written(xs, new), changed
     doubtful = [doubt and not done for doubt, done in zip(_doubtful(xs, low, high, peaks), xs.again, strict=True)]
     hit = _clamp_into(xs, low, high, xs, doubtful)
-    return (_merged(xs) if True in hit else xs), True in hit
+    return _merged(xs, hit), True in hit
 
 
 def _doubtful(xs: Sequence[Tensor], low: float, high: float, peaks: Array | None) -> list[bool]:
@@ -515,8 +531,9 @@ def zero_(xs: list[Array]) -> list[Array]:
         return _written(xs, zeros(xs))
     for x in xs:
         _view(x)[...] = 0
-    _changed(xs, [True] * len(xs))
-    return _merged(xs)
+    which = [True] * len(xs)
+    _changed(xs, which)
+    return _merged(xs, which)
 
 
 def keep(xs: Sequence[Array], finite: Array) -> list[Array]:
@@ -536,12 +553,12 @@ def _written(xs: list[Tensor], ys: Sequence[Tensor]) -> list[Tensor]:
     return xs
 
 
-def _merged(xs: Tensors) -> Tensors:
-    """Written back into sparse gradients: a row that occurs again holds 0 where it does."""
-    for sparse, values in xs.sparse:
-        rows = sparse.rows()
-        first = {row: i for i, row in reversed(list(enumerate(rows)))}
-        view = _view(sparse._get_tensor_from_selected_rows())
-        view[...] = 0
-        view[[first[row] for row in merge_selected_rows(sparse).rows()]] = _view(values)
+def _merged(xs: Tensors, written: Sequence[bool]) -> Tensors:
+    """Put back into sparse gradients what was written; a row that occurs again holds 0 where it does."""
+    for i, sparse in xs.sparse.items():
+        if written[i] and sparse.rows():
+            first = {row: at for at, row in reversed(list(enumerate(sparse.rows())))}
+            view = _view(sparse._get_tensor_from_selected_rows())
+            view[...] = 0
+            view[[first[row] for row in merge_selected_rows(sparse).rows()]] = _view(xs[i])
     return xs
