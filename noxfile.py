@@ -16,9 +16,11 @@ SOURCES = ["src", "tests", "examples", "noxfile.py"]
 DIST = Path(".nox") / "dist"
 NO_COMPILER = {"CC": "/nonexistent", "CXX": "/nonexistent"}
 FRAMEWORKS = {  # the versions that are promised, each in an environment of its own
+    "mlx": ["mlx[cpu]==0.32.*"],
     "torch": ["torch==2.13.0"],
 }
-PAGES = {"torch": "pytorch"}
+FACES = {"torch": ["torch"]}
+PAGES = {"torch": "pytorch"}  # where the page is not named after the package
 PRELOADED = ["libasan.so", "libstdc++.so.6"]
 built: dict[str, str] = {}
 
@@ -72,8 +74,9 @@ def tests(session: nox.Session, framework: str) -> None:
     """One framework: every rule in every mode that it has, its faces, its page of the documentation, its examples."""
     session.install(f"{wheel(session)}[cli]", *FRAMEWORKS[framework], *group("test"))
     session.run("pytest", "--numprocesses=2", "tests/frameworks", f"--framework={framework}", *session.posargs)
-    faces, page = f"gradclip.integrations.{framework}", f"docs/{PAGES[framework]}.md"
-    session.run("pytest", "--doctest-modules", "--pyargs", faces, f"--doctest-glob={page}", page)
+    faces = [f"gradclip.integrations.{face}" for face in FACES.get(framework, ())]
+    page = f"docs/{PAGES.get(framework, framework)}.md"
+    session.run("pytest", "--doctest-modules", f"--doctest-glob={page}", page, "--pyargs", *faces)
 
 
 @nox.session

@@ -48,7 +48,7 @@ class Clipped(NamedTuple):
         try:
             with host.quiet():
                 return ", ".join([self._change(), tensors, *self._flags()])
-        except (TypeError, RuntimeError):  # a tracer has no value to show
+        except (TypeError, ValueError, RuntimeError):  # a tracer has no value to show
             return f"Clipped({tensors}, traced)"
 
     def _flags(self) -> list[str]:

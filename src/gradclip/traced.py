@@ -15,6 +15,7 @@ from .rule import State
 from .step import Applied, Step
 
 Array = Any
+SMALLEST, LARGEST = 1e-37, 1e37  # between them a float32 coefficient has not lost digits
 REFUSED = (
     'nonfinite="raise" has to look at the gradients, and under a tracer they have no values yet: pass nonfinite="keep" (NaN '
     'spreads as in the framework), "zero" (the gradients become 0) or "skip" (the same, and .skipped says not to step)'
@@ -59,9 +60,20 @@ def _refused(step: Step) -> Clipped:
 
 
 def _scaled(step: Step) -> Applied:
-    coef = step.coefficient()
-    new = step.write.scale(step.opened.arrays(), step.layout.each(coef))
+    coef, new = step.coefficient(), step.opened.arrays()
+    for factor in _factors(step, coef):
+        new = step.write.scale(new, step.layout.each(factor))
     return new, coef, step.ops.any(coef != 1.0)
+
+
+def _factors(step: Step, coef: Array) -> list[Array]:
+    """The coefficient, as two factors where it is of a type that may not hold it."""
+    if step.formula or "float32" not in str(coef.dtype):
+        return [coef]
+    ops = step.ops
+    extreme = ops.isfinite(step.norm) & ~((coef > SMALLEST) & (coef < LARGEST))
+    half = ops.where(extreme, step.limit(), 1.0) ** 0.5 / ops.where(extreme, step.norm, 1.0) ** 0.5
+    return [ops.where(extreme, half, 1.0), ops.where(extreme, half, coef)]
 
 
 def _state(step: Step) -> State:

@@ -1,10 +1,14 @@
 """What the conformance suite has to know of a framework: how its arrays are made and read, and how it runs functions."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
+
+from gradclip.backends import flatten
 
 
 class Frame(NamedTuple):
@@ -15,7 +19,7 @@ class Frame(NamedTuple):
     modes: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
     traced: frozenset[str] = frozenset()  # the modes in which norms stay with the framework
     readable: frozenset[str] = frozenset({"eager"})  # the modes in which a value can be looked at, where it is asked for
-    unit_axis: int = 0  # the axis of the outputs, in this framework's layout of a matrix and of three axes
+    unit_axis: Any = 0  # the axis of the outputs, in this framework's layout of a matrix and of three axes; or as for Unit
     dtypes: tuple[Any, ...] = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
 
 
@@ -52,6 +56,141 @@ def torch() -> Frame:
     return Frame(make, read, modes, frozenset({"compile", "watched"}), readable=frozenset({"eager", "watched"}))
 
 
+def mlx() -> Frame:
+    import mlx.core as mx
+    from mlx.utils import tree_flatten, tree_map
+
+    def make(x):
+        return mx.array(x, mx.float64) if np.asarray(x).dtype == np.float64 else mx.array(x)
+
+    def read(x):
+        return np.asarray(x.astype(mx.float32)).astype(ml_dtypes.bfloat16) if x.dtype == mx.bfloat16 else np.array(x)
+
+    def arrays(tree):
+        """NumPy's arrays in it as MLX's, which is what mx.compile takes."""
+        return tree_map(lambda x: make(x) if isinstance(x, np.ndarray | np.generic | int) else x, tree)
+
+    def compiled(f):
+        work = mx.compile(f)
+        return lambda *given: work(*map(arrays, given))
+
+    def derived(f):
+        """Under a derivative with respect to something else, so that the whole tree is to be differentiated."""
+
+        def work(*given):
+            kept = []
+
+            def through(one):
+                kept.append(
+                    f(*(tree_map(lambda x: x * one.astype(x.dtype) if isinstance(x, mx.array) else x, g) for g in given))
+                )
+                return one
+
+            mx.grad(through)(mx.array(1.0))
+            return kept[0]
+
+        return work
+
+    def accelerated(f):
+        """As if the default device were a GPU, whose norms stay in float32; float64, which no GPU has, stays on the CPU."""
+
+        def work(*given):
+            wide = any(x.dtype == mx.float64 for _, x in tree_flatten(given) if isinstance(x, mx.array))
+            with patch("gradclip.backends.mlx._on_cpu", lambda: wide):
+                return f(*given)
+
+        return work
+
+    modes = {"eager": lambda f: f, "compile": compiled, "grad": derived, "gpu": accelerated}
+    return Frame(make, read, modes, frozenset({"compile", "grad", "gpu"}), readable=frozenset({"eager", "grad", "gpu"}))
+
+
+def jax() -> Frame:
+    import jax
+    import jax.numpy as jnp
+
+    def scanned(f):
+        def work(grads):
+            found = jax.lax.scan(lambda carry, one: (carry, f(one)), 0, jax.tree.map(lambda x: x[None], grads))[1]
+            return jax.tree.map(lambda x: x[0], found)
+
+        return work
+
+    def differentiated(f):
+        return lambda grads: jax.jvp(f, (grads,), (grads,))[0]
+
+    def mapped(f):
+        def work(grads):
+            return jax.tree.map(lambda x: x[1], jax.jit(jax.vmap(f))(jax.tree.map(lambda x: jnp.stack([x * 0, x]), grads)))
+
+        return work
+
+    modes = {"eager": lambda f: f, "jit": jax.jit, "scan": scanned, "jvp": differentiated, "vmap": mapped}
+    traced = frozenset(modes) - {"eager"}
+    dtypes = (np.float32, np.float16, ml_dtypes.bfloat16)  # and float64 where x64 is enabled, which has tests of its own
+    return Frame(jnp.asarray, np.asarray, modes, traced, readable=frozenset({"eager", "jvp"}), dtypes=dtypes)
+
+
+def paddle() -> Frame:
+    import paddle
+    from paddle.static import Executor, Program, program_guard
+
+    def make(x):
+        x = np.array(x)
+        if x.dtype == ml_dtypes.bfloat16:
+            return paddle.to_tensor(x.astype(np.float32)).astype("bfloat16")
+        return paddle.to_tensor(x)
+
+    def read(x):
+        return x.numpy().view(ml_dtypes.bfloat16) if x.dtype == paddle.bfloat16 else x.numpy()
+
+    def to_static(f):
+        trees = SimpleNamespace()  # of what goes in and comes out, for Paddle hands tuples over as lists
+
+        def flat(leaves):
+            outputs, trees.outgoing = flatten(f(*trees.incoming(leaves)))
+            return outputs
+
+        traced = paddle.jit.to_static(flat, full_graph=True)
+
+        def work(*given):
+            leaves, trees.incoming = flatten(given)
+            outputs = traced(leaves)
+            return trees.outgoing(outputs)
+
+        return work
+
+    def sot(f):
+        return paddle.jit.to_static(f, full_graph=False)
+
+    def static(f):
+        def work(*given):
+            leaves, rebuild = flatten(given)
+            tensors = {f"x{i}": x if isinstance(x, paddle.Tensor) else make(x) for i, x in enumerate(leaves) if x is not None}
+            feed = {name: x.numpy() for name, x in tensors.items()}
+            shapes = {name: (x.shape, x.dtype) for name, x in tensors.items()}
+            paddle.enable_static()
+            try:
+                with program_guard(program := Program(), Program()):
+                    data = {name: paddle.static.data(name, *shape) for name, shape in shapes.items()}
+                    outputs, refill = flatten(f(*rebuild(data.get(f"x{i}") for i in range(len(leaves)))))
+                    executor = Executor()
+                    found = executor.run(program, feed, [x for x in outputs if x is not None], return_numpy=False)
+            finally:
+                paddle.disable_static()
+            each = iter(found)
+            return refill(None if x is None else paddle.to_tensor(next(each)) for x in outputs)
+
+        return work
+
+    def axis(path, x):
+        return (None, None, 1, 0)[x.ndim]
+
+    traced = {"to_static", "static"}
+    modes = {"eager": lambda f: f, "to_static": to_static, "sot": sot, "static": static}
+    return Frame(make, read, modes, frozenset(traced), readable=frozenset({"eager", "sot"}), unit_axis=axis)
+
+
 def tensorflow() -> Frame:
     import tensorflow as tf
 
@@ -72,4 +211,4 @@ def tensorflow() -> Frame:
     return Frame(tf.constant, lambda x: np.asarray(x.numpy()), modes, traced, frozenset({"eager", "tape"}), unit_axis=-1)
 
 
-FRAMES = {"torch": torch, "tensorflow": tensorflow}
+FRAMES = {"jax": jax, "mlx": mlx, "paddle": paddle, "tensorflow": tensorflow, "torch": torch}

@@ -628,3 +628,25 @@ def test_units_of_a_model_with_transposed_convolutions():
     attach(nameless, Ratio(0.01), scope=units(model))
     with pytest.raises(ValueError, match=r"param_groups\[0\].params\[0\] is no parameter of this model"):
         nameless.step()
+
+
+def test_a_fused_step_that_raises_leaves_no_scale_behind():
+    class Failing(torch.optim.SGD):
+        fails = True
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            if self.fails:
+                raise OSError("no disk")
+            return super().step(closure)
+
+    p = nn.Parameter(torch.zeros(2))
+    optimizer = Failing([p], lr=1.0, fused=True)
+    attach(optimizer, MaxNorm(1.0))
+    p.grad = torch.tensor([30.0, 40.0])
+    with pytest.raises(OSError, match="no disk"):
+        optimizer.step()
+    optimizer.fails = False
+    optimizer.step()
+    assert p.tolist() == pytest.approx([-0.6, -0.8])
+    assert not hasattr(optimizer, "grad_scale")

@@ -371,6 +371,80 @@ def test_function_transforms():
     assert torch.allclose(graph(10 * x), 10 * x / torch.linalg.vector_norm(10 * x))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own jvp uses it
+def test_forward_derivatives():
+    x, direction = torch.tensor([3.0, 4.0]), torch.tensor([1.0, 0.0])
+    for policy in ("raise", "keep"):
+        _, got = torch.func.jvp(lambda g, policy=policy: clip(g, MaxNorm(1.0), nonfinite=policy).grads, (x,), (direction,))
+        assert torch.allclose(got, torch.tensor([0.128, -0.096]))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, direction)
+        tangent = torch.autograd.forward_ad.unpack_dual(clip(dual, MaxNorm(1.0)).grads).tangent
+    assert torch.allclose(tangent, torch.tensor([0.128, -0.096]))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_trace_sees_the_clip():
+    traced = torch.jit.trace(
+        lambda g: clip(g, MaxNorm(1.0), nonfinite="keep").grads, torch.tensor([3.0, 4.0]), check_trace=False
+    )
+    assert torch.allclose(traced(torch.tensor([0.0, 50.0])), torch.tensor([0.0, 1.0]))
+
+
+@pytest.mark.parametrize("rule", [MaxNorm(1.0), MaxNorm(0.5, min_norm=0.1)])
+def test_memory_is_written_once_on_a_device_too(rule):
+    def clipped(x):
+        clip_([x, x, x.view(2, 1)], rule, nonfinite="keep")
+        return x
+
+    want = clipped(torch.tensor([3.0, 4.0]))
+    with Counting():
+        assert torch.equal(clipped(torch.tensor([3.0, 4.0])), want)
+        with pytest.raises(ValueError, match="share a part"):
+            clip_([x := torch.ones(3), x[1:]], rule)
+    labelled = torch.tensor([3.0, 4.0]).as_subclass(Labelled)
+    assert torch.allclose(clipped(labelled).as_subclass(torch.Tensor), want)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def compiled(x):
+        clip_([x, x], rule, nonfinite="keep")
+        return x
+
+    same = torch.tensor([3.0, 4.0])
+    clip_([same, same], rule)
+    assert torch.allclose(compiled(torch.tensor([3.0, 4.0])), same)
+
+
+@pytest.mark.parametrize("scope", ["global", "element"])
+def test_a_threshold_that_changes_is_never_stale(scope):
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda g, limit: clip(g, MaxNorm(limit), scope=scope, nonfinite="keep").grads, fullgraph=True, backend="aot_eager"
+    )
+    for limit in (1.0, 2.0, 0.5, torch.tensor(3.0), torch.tensor(0.25)):
+        got = compiled(torch.tensor([30.0, 40.0]), limit)
+        want = clip(torch.tensor([30.0, 40.0]), MaxNorm(float(limit)), scope=scope).grads
+        assert torch.allclose(got, want)
+
+
+def test_vmap_over_some_of_the_gradients():
+    x, shared = torch.tensor([[3.0], [6.0]]), torch.tensor([4.0])
+    for order in (lambda g: [g, shared], lambda g: [shared, g]):
+        norms = torch.vmap(lambda g, order=order: gradclip.norm(order(g)))(x)
+        assert torch.allclose(norms, torch.tensor([5.0, math.sqrt(52)], dtype=torch.float64))
+
+
+def test_norms_of_any_type_may_be_given():
+    x = torch.tensor([3.0, 4.0])
+    for norm in (
+        torch.tensor(10.0).bfloat16(),
+        torch.tensor(10.0).half(),
+        torch.tensor(10),
+        torch.tensor(10.0, requires_grad=True),
+    ):
+        assert clip(x, MaxNorm(1.0), norm=norm).coef.item() == 0.1
+
+
 class Labelled(torch.Tensor):
     """A subclass, as libraries make them."""
 

@@ -295,3 +295,19 @@ def test_orders_that_are_no_norms(order):
 def test_the_overflow_that_torch_asks_for():
     with pytest.raises(RuntimeError):
         clip_grad_norm_(parameters([2e200, 2e200], dtype=torch.float64), 1.0, error_if_nonfinite=True)
+
+
+def test_the_drop_ins_compile():
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def work(params):
+        return clip_grad_norm_(params, 1.0)
+
+    a = parameters([3.0], [4.0])
+    assert work(a).item() == pytest.approx(5.0)
+    assert values(a).tolist() == pytest.approx([0.6, 0.8], rel=1e-5)
+
+
+def test_a_norm_of_low_precision():
+    a = parameters([3.0, 4.0])
+    clip_grads_with_norm_(a, 1.0, torch.tensor(5.0, dtype=torch.bfloat16))
+    assert a[0].grad.tolist() == pytest.approx([0.6, 0.8], rel=1e-5)

@@ -57,6 +57,9 @@ def open_gradients(tree: Any, *, writable: bool = False) -> Gradients:
     kinds = set(map(type, leaves))
     gaps = NoneType in kinds
     backend = _common(kinds - {NoneType}, leaves, tree)
+    if hasattr(backend, "ordered"):  # a framework that returns dicts in an order of its own, which is that of the norms
+        tree = backend.ordered(tree)
+        leaves, rebuild = flatten(tree)
     if gaps:
         places = [i for i, leaf in enumerate(leaves) if leaf is not None]
         present = backend.arrays([leaves[i] for i in places], lambda k: paths(tree)[places[k]], writable)

@@ -78,18 +78,18 @@ def scaled(x: Array, coef: Any, out: Array) -> Array:
             scaled(x.real, coef, out.real)
             scaled(x.imag, coef, out.imag)
         elif x.dtype.name == "bfloat16" and np.ndim(coef):
-            out[...] = _to_odd(x.astype(np.float64) * coef).astype(x.dtype)
+            out[...] = to_odd(x.astype(np.float64) * coef).astype(x.dtype)
         elif x.dtype.name == "bfloat16":
             source, target = line(x), line(out)
             for start in range(0, x.size, BLOCK):
                 part = slice(start, start + BLOCK)
-                target[part] = _to_odd(source[part].astype(np.float64) * coef).astype(x.dtype)
+                target[part] = to_odd(source[part].astype(np.float64) * coef).astype(x.dtype)
         else:
             np.multiply(x, coef, out=out, dtype=np.float64, casting="unsafe")
     return out
 
 
-def _to_odd(x: Array) -> Array:
+def to_odd(x: Array) -> Array:
     """float64 as float32, an inexact one with its last bit set, so that rounding it again to bfloat16 rounds only once."""
     near = x.astype(np.float32)
     bits = near.view(np.uint32)
@@ -107,7 +107,8 @@ def clamp(x: Array, out: Array, low: float, high: float) -> bool:
         part = row[start : start + BLOCK]
         above, below = _outside(part, low, high)
         if above.any() or below.any():
-            part[above], part[below] = _nearest(part[above], high), _nearest(part[below], low)
+            _set(part, above, high)
+            _set(part, below, low)
             row[start : start + BLOCK] = part
             changed = True
     return changed
@@ -122,11 +123,13 @@ def _outside(block: Array, low: float, high: float) -> tuple[Array, Array]:
     return block > most, block < least
 
 
-def _nearest(values: Array, bound: float) -> Array:
-    if values.dtype.kind != "c":
-        return values.dtype.type(rounded(bound, values.dtype))
-    wide = values.astype(np.complex128)
-    return (wide * (bound / np.abs(wide))).astype(values.dtype)
+def _set(block: Array, which: Array, bound: float) -> None:
+    """Brings some of the values to the bound."""
+    if block.dtype.kind != "c":
+        np.copyto(block, block.dtype.type(rounded(bound, block.dtype)), where=which)
+        return
+    wide = block[which].astype(np.complex128)
+    block[which] = wide * (bound / np.abs(wide))
 
 
 def rounded(bound: float, dtype: Any) -> float:

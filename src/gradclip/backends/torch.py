@@ -17,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from . import _powers, native
@@ -88,13 +89,13 @@ def choose(condition: Tensor, yes: Callable[[], Tensor], no: Callable[[], Tensor
 def known(x: Any) -> Array | None:
     if isinstance(x, host.HOST):
         return x
-    if torch.compiler.is_compiling() or x.requires_grad:
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or x.requires_grad or forward_ad._current_level >= 0:
         return None
     return _read(lambda: np.float64(x.item()) if not x.ndim else x.double().cpu().numpy())
 
 
 def truth(flag: Any) -> bool | None:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return None
     return cast("bool | None", _read(lambda: bool(flag)))
 
@@ -124,8 +125,8 @@ def norms(name: str, x: Any) -> Array:
         return host.norms(name, x)
     if x.is_complex() or x.dtype is torch.bool:
         raise TypeError(f"{name} must be real numbers; got {x!r}")
-    on_host = isinstance(arrays([x.to(_wide(x))], lambda i: name, False), Tensors)
-    return host.norms(name, x.detach().numpy()) if on_host else x.to(_wide(x))
+    on_host = isinstance(arrays([x.detach().to(_wide(x))], lambda i: name, False), Tensors) and not _derived([x])
+    return host.norms(name, x.detach().double().numpy()) if on_host else x.to(_wide(x))
 
 
 def field(x: Any, xs: Sequence[Tensor] = ()) -> Tensor:
@@ -149,10 +150,15 @@ class Tensors(list[Tensor]):
         self.unmerged: list[tuple[Tensor, Tensor]] = []
 
 
+class Elsewhere(list[Tensor]):
+    """Tensors that stay with torch's kernels, of which those in `again` lie where an earlier one does."""
+
+    again: list[bool]
+
+
 def arrays(leaves: Sequence[Any], path: Callable[[int], str], writable: bool) -> list[Tensor]:
     plain = set(map(type, leaves)) <= {Tensor}
-    kept = not writable and torch.is_grad_enabled() and True in {x.requires_grad for x in leaves}  # a derivative
-    stays = not plain or kept or _traced()
+    stays = not plain or (not writable and _derived(leaves)) or _traced()
     memory = None if stays or True in set(map(Tensor.is_neg, leaves)) else _opened(leaves)
     if memory is not None and memory.whole:  # plain memory of a type that the core knows: there is nothing to check
         return _once(Tensors(leaves, memory), path) if writable else Tensors(leaves, memory)
@@ -160,10 +166,30 @@ def arrays(leaves: Sequence[Any], path: Callable[[int], str], writable: bool) ->
         _check(leaf, i, path)
     values = [_values(x.detach() if writable and x.requires_grad else x) for x in leaves]
     if stays or not _reachable(values):
-        return values
+        return _elsewhere(values, path) if writable else values
     xs = Tensors(values, _memory(values))
     xs.unmerged = [(x, y) for x, y in zip(leaves, xs, strict=True) if x.is_sparse and not x.is_coalesced()]
     return _once(xs, path) if writable else xs
+
+
+def _derived(xs: Sequence[Tensor]) -> bool:
+    """Is there a derivative to keep, backward or forward?"""
+    return forward_ad._current_level >= 0 or (torch.is_grad_enabled() and True in {x.requires_grad for x in xs})
+
+
+def _elsewhere(xs: list[Tensor], path: Callable[[int], str]) -> list[Tensor]:
+    """Ready to be written, each stretch of memory once; told by addresses, and where there are none by the objects."""
+    found = Elsewhere(xs)
+    if torch.compiler.is_compiling() or _read(lambda: [x.data_ptr() for x in xs]) is None or {x.is_meta for x in xs} != {False}:
+        seen: set[int] = set()
+        found.again = []
+        for x in xs:
+            found.again.append(id(x) in seen)
+            seen.add(id(x))
+    else:
+        nowhere = native.nowhere(len(xs))
+        found.again = written_once(len(xs), lambda i: _shadow(xs[i]), *nowhere.bounds(), ~nowhere.held, path)
+    return found
 
 
 def _reachable(xs: Sequence[Tensor]) -> bool:
@@ -173,7 +199,7 @@ def _reachable(xs: Sequence[Tensor]) -> bool:
 
 def _traced() -> bool:
     """Is somebody watching the operations, who would see nothing of what the core does?"""
-    return bool(torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack())
+    return bool(torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch.jit.is_tracing())
 
 
 def _check(x: Any, i: int, path: Callable[[int], str]) -> None:
@@ -263,9 +289,9 @@ def _fusible(xs: Sequence[Tensor]) -> bool:
     """Is there neither a derivative nor a graph to keep simple? Then one call does for all tensors."""
     if torch.compiler.is_compiling() or not xs or True in {x.is_complex() for x in xs}:
         return False
-    if _read(xs[0].data_ptr) is None:  # vmap, which knows no such call
+    if _read(lambda: [x.data_ptr() for x in xs]) is None:  # vmap, which knows no such call
         return False
-    return not (torch.is_grad_enabled() and True in {x.requires_grad for x in xs})
+    return not _derived(xs)
 
 
 def _fused(xs: Sequence[Tensor], p: float) -> list[Tensor]:
@@ -408,9 +434,10 @@ def widened(coef: Array, norm: Array) -> Array:
 
 
 def scale(xs: Sequence[Tensor], coefs: Sequence[Any]) -> list[Tensor]:
-    if not isinstance(xs, Tensors):
+    kinds = set(map(type, coefs))
+    if not isinstance(xs, Tensors) or Tensor in kinds:
         return _products(xs, coefs)
-    if np.ndarray in set(map(type, coefs)):
+    if np.ndarray in kinds:
         return [_by_units(x, coef, torch.empty_like(x)) if np.any(coef != 1) else x for x, coef in zip(xs, coefs, strict=True)]
     out = [x if coef == 1 else torch.empty_like(x) for x, coef in zip(xs, coefs, strict=True)]
     _scale_into(xs, coefs, out, [coef != 1 for coef in coefs])
@@ -418,9 +445,10 @@ def scale(xs: Sequence[Tensor], coefs: Sequence[Any]) -> list[Tensor]:
 
 
 def scale_(xs: list[Tensor], coefs: Sequence[Any]) -> list[Tensor]:
-    if not isinstance(xs, Tensors):
+    kinds = set(map(type, coefs))
+    if not isinstance(xs, Tensors) or Tensor in kinds:
         return _products_(xs, coefs)
-    if np.ndarray in set(map(type, coefs)):
+    if np.ndarray in kinds:
         return _scale_units_(xs, coefs)
     _scale_into(xs, coefs, xs, [coef != 1 and not done for coef, done in zip(coefs, xs.again, strict=True)])
     return _merged(xs)
@@ -469,13 +497,23 @@ def _products(xs: Sequence[Tensor], coefs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _products_(xs: list[Tensor], coefs: Sequence[Tensor]) -> list[Tensor]:
+    ys, by = _first(xs), [coef for coef, done in zip(coefs, _again(xs), strict=True) if not done]
     with torch.no_grad():
-        if _fusible(xs) and len(set(map(id, coefs))) == 1:
-            torch._foreach_mul_(list(xs), _for(xs, coefs[0]))
+        if _fusible(ys) and len(set(map(id, by))) == 1:
+            torch._foreach_mul_(ys, _for(ys, by[0]))
         else:
-            for x, coef in zip(xs, coefs, strict=True):
+            for x, coef in zip(ys, by, strict=True):
                 x.copy_(_product(x, coef))
     return xs
+
+
+def _again(xs: Sequence[Tensor]) -> list[bool]:
+    return xs.again if isinstance(xs, Elsewhere | Tensors) else [False] * len(xs)
+
+
+def _first(xs: Sequence[Tensor]) -> list[Tensor]:
+    """Those that do not lie where an earlier one does."""
+    return [x for x, done in zip(xs, _again(xs), strict=True) if not done]
 
 
 def _for(xs: Sequence[Tensor], coef: Any) -> Any:
@@ -522,11 +560,14 @@ def _rounded(low: Any, high: Any, dtype: torch.dtype) -> tuple[Any, Any]:
     """The bounds as the type rounds them; those of a modulus have no such type, and those on a device stay there."""
     if dtype.is_complex or isinstance(low, Tensor) or isinstance(high, Tensor):
         return low, high
+    if torch.compiler.is_compiling():  # they may be symbols, whose digits cannot be looked at
+        low, high = (torch.full((), bound, dtype=torch.float64).to(dtype) for bound in (low, high))
+        return low, high
     return _nearest(low, dtype), _nearest(high, dtype)
 
 
 def _nearest(bound: float, dtype: torch.dtype) -> float:
-    """The number of that type that lies nearest, in plain Python, which tracers follow."""
+    """The number of that type that lies nearest."""
     if not math.isfinite(bound):
         return bound
     info = torch.finfo(dtype)
@@ -566,7 +607,7 @@ def _clamped_(xs: list[Tensor], low: Any, high: Any, peaks: Any) -> tuple[list[T
     with torch.no_grad():
         changed = _outside(xs, low, high, peaks)
         for dtype in {x.dtype for x in xs}:
-            same, (least, most) = [x for x in xs if x.dtype == dtype], _rounded(low, high, dtype)
+            same, (least, most) = [x for x in _first(xs) if x.dtype == dtype], _rounded(low, high, dtype)
             if dtype.is_complex or isinstance(least, Tensor) or isinstance(most, Tensor):
                 for x in same:
                     x.copy_(_clamped(x, low, high))
@@ -579,7 +620,8 @@ def _clamped_(xs: list[Tensor], low: Any, high: Any, peaks: Any) -> tuple[list[T
 def _outside(xs: Sequence[Tensor], low: Any, high: Any, peaks: Any) -> Tensor:
     """Does any value lie outside the bounds? Told by the largest |x| of each where they are alike and of one type."""
     dtypes = {x.dtype for x in xs}
-    if isinstance(peaks, Tensor) and len(dtypes) == 1 and not isinstance(high, Tensor) and low == -high:
+    symbols = torch.compiler.is_compiling() or isinstance(low, Tensor) or isinstance(high, Tensor)
+    if isinstance(peaks, Tensor) and len(dtypes) == 1 and not symbols and low == -high:
         return (peaks > _rounded(low, high, *dtypes)[1]).any()
     flags = []
     for x in xs:

@@ -10,6 +10,7 @@ from .bench import bench
 from .clip import clip
 from .demo import demo
 from .errors import UserError, printable
+from .verify.command import verify
 
 app = typer.Typer(
     add_completion=False,
@@ -21,6 +22,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(clip)
 app.command()(bench)
+app.command()(verify)
 
 
 def _version(wanted: bool) -> None:

@@ -19,6 +19,7 @@ uint8_t dtype_of(const char* format, Py_ssize_t size) {
     if (!strcmp(format, "d") && size == 8) return FLOAT64;
     if (!strcmp(format, "f") && size == 4) return FLOAT32;
     if (!strcmp(format, "e") && size == 2) return FLOAT16;
+    if (!strcmp(format, "bfloat16") && size == 2) return BFLOAT16;  // MLX says it so; the standard has no letter for it
     return NO_MEMORY;
 }
 

@@ -122,8 +122,7 @@ class Attached:
             delattr(self.optimizer, MARK)
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        self._unhide()  # in case the last step raised
-        self._scale = None
+        self._restore()  # in case the last step raised
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._clip()

@@ -25,6 +25,7 @@ from ...rule import Bound, Measured, Rule, State
 from ...rules import MaxNorm
 
 Tensors: TypeAlias = Tensor | Iterable[Tensor]
+REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def _as_gradients(norm: Tensor, grads: list[Tensor | None]) -> Tensor:
     """The norm in the promoted type of the gradients, float32 at least."""
     dtype = torch.float32
     for kind in {x.dtype for x in grads if x is not None}:
-        dtype = torch.promote_types(dtype, kind.to_real())
+        dtype = torch.promote_types(dtype, REAL.get(kind, kind))
     return torch.as_tensor(norm).to(dtype)  # of no gradients it is NumPy's
 
 

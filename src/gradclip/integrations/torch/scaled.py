@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +19,14 @@ ABSENT = object()
 Grads = dict[str, Any]
 
 
-class Scale(NamedTuple):
-    """What a fused optimizer's `grad_scale` and `found_inf` were when the step began."""
+@dataclass
+class Scale:
+    """What a fused optimizer's `grad_scale` and `found_inf` were when the step began, and what was written in its place."""
 
     optimizer: Optimizer
     value: Any
     found_inf: Any
+    written: Any = ABSENT
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> Scale:
@@ -39,12 +42,18 @@ class Scale(NamedTuple):
         """Has the scaler found a gradient that is not finite, so that the optimizer will leave this step out?"""
         return self.found_inf is not None and bool(self.found_inf)
 
+    def write(self, value: Any) -> None:
+        """The scale for this step."""
+        self.optimizer.grad_scale = self.written = value
+
     def restore(self) -> None:
-        """As it was."""
-        if self.value is not ABSENT:
-            self.optimizer.grad_scale = self.value
-        elif hasattr(self.optimizer, "grad_scale"):
+        """As it was, unless somebody else has written since: after a step that raised, a scaler may have."""
+        if self.written is ABSENT or getattr(self.optimizer, "grad_scale", ABSENT) is not self.written:
+            return
+        if self.value is ABSENT:
             del self.optimizer.grad_scale
+        else:
+            self.optimizer.grad_scale = self.value
 
     def clip(self, clipper: Clipper, grads: Grads, weights: Grads | None, fold: bool) -> Clipped:
         """Clips what the gradients are once they are divided by the scale; they hold that when the step is over."""
@@ -68,7 +77,7 @@ class Scale(NamedTuple):
         clipped = clipper.by(decide, grads, weights, norm=measured / self.factor)
         coef: Tensor = clipped.coef
         if not coef.is_cpu or float(coef) != 1.0:
-            self.optimizer.grad_scale = (self.factor / coef).to(torch.float32)
+            self.write((self.factor / coef).to(torch.float32))
         return clipped
 
     def _unscaled(self, clipper: Clipper, grads: Grads, weights: Grads | None) -> Clipped:
@@ -81,5 +90,5 @@ class Scale(NamedTuple):
         except NonFiniteError:
             torch._foreach_mul_(dense, factor)
             raise
-        self.optimizer.grad_scale = None
+        self.write(None)
         return clipped

@@ -1,0 +1,1 @@
+"""What each framework offers itself, by scope: one module each, imported in that framework's own process."""
