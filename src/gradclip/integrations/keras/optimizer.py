@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from ...backends import open_gradients
 from ...call import resolve
 from ...clip import clip, init
 from ...clipper import Counts
-from ...backends import open_gradients
 from ...layout import Unit, layout_of
 from ...rule import Rule
 from .saving import live, loaded, saved, variables
@@ -40,7 +40,8 @@ def clipped(
         optimizer: any of Keras's but LossScaleOptimizer, which takes what this returns; the given one is not changed.
         rule: as for `gradclip.clip`. A threshold that changes is a `keras.Variable(1.0, trainable=False)`, or a function of the
             step; the state of a rule that remembers is kept in variables of the optimizer.
-        scope, p: as there. Tensors go by the paths of their variables, "sequential/dense/kernel"; units are along the last axis.
+        scope, p: as there. Tensors go by the paths of their variables, "sequential/dense/kernel"; units are along the last
+            axis.
         nonfinite: "keep" spreads NaN; "zero" takes the step with gradients of 0; "raise" only where nothing is compiled.
 
     Returns: the optimizer. Its `.clipper` has `norm`, `limit` and `coef`, Keras variables, and `counts`. It is saved and loaded
@@ -58,8 +59,8 @@ def clipped(
     """
     _check(optimizer, rule, nonfinite)
     clipper = VariableClipper(rule, scope, p, nonfinite)
-    kind = _kind(type(optimizer))
-    made: ClippedOptimizer = super(ClippedOptimizer, kind).from_config(optimizer.get_config())
+    kind = _kind(type(optimizer))  # type: ignore[arg-type]
+    made: ClippedOptimizer = super(ClippedOptimizer, kind).from_config(optimizer.get_config())  # type: ignore[misc]
     made.clipper = clipper
     made.origin = keras.saving.serialize_keras_object(optimizer)
     for name in WEIGHT_DECAY:
@@ -185,7 +186,7 @@ class VariableClipper:
 
     @property
     def _scope(self) -> str | Unit:
-        return self._unit if self._call.scope == "unit" else self._call.scope
+        return self._unit if self._call.scope == "unit" else str(self._call.scope)
 
     def __call__(self, grads: Sequence[Tensor]) -> list[Tensor]:
         """The gradients of the variables that are present, clipped."""
