@@ -186,7 +186,7 @@ class VariableClipper:
 
     @property
     def _scope(self) -> str | Unit:
-        return self._unit if self._call.scope == "unit" else str(self._call.scope)
+        return self._unit if self._call.scope == "unit" else str(self._call.scope)  # type: ignore[return-value]
 
     def __call__(self, grads: Sequence[Tensor]) -> list[Tensor]:
         """The gradients of the variables that are present, clipped."""
