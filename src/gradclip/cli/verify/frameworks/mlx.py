@@ -12,7 +12,7 @@ from ._own import Framework, Own
 
 FRAMEWORK = Framework(
     version("mlx"),
-    lambda x, dtype: mx.array(x).astype(getattr(mx, dtype)),
+    lambda x, dtype: mx.array(x, getattr(mx, dtype)),
     lambda x: np.array(x.astype(mx.float32), np.float64) if x.dtype == mx.bfloat16 else np.array(x, np.float64),
     {
         "element": Own("mx.clip", lambda grads, limit: ([mx.clip(x, -limit, limit) for x in grads], None)),
