@@ -177,7 +177,7 @@ class TestOrder:
 
 class TestTraced:
     def test_raise_is_refused_while_tracing(self):
-        with pytest.raises(ValueError, match='nonfinite="raise" has to look .* "zero"'):
+        with pytest.raises(ValueError, match=r'nonfinite="raise" has to look .* "zero"'):
             jax.jit(lambda x: clip(x, MaxNorm(1.0)))(g(3))
         with pytest.raises(ValueError, match='pass nonfinite="keep"'):
             jax.jit(lambda: clip(g(3), MaxNorm(1.0)))()
@@ -318,7 +318,9 @@ def directional(f, x, along):
 
 class TestDerivatives:
     @pytest.mark.parametrize("jit", [False, True])
-    @pytest.mark.parametrize(("rule", "scope"), [(MaxNorm(1.0), None), (MaxNorm(9.0, min_norm=8.0), None), (MaxNorm(1.0), "tensor")])
+    @pytest.mark.parametrize(
+        ("rule", "scope"), [(MaxNorm(1.0), None), (MaxNorm(9.0, min_norm=8.0), None), (MaxNorm(1.0), "tensor")]
+    )
     @pytest.mark.parametrize("p", [1, 2, 3, inf])
     def test_through_the_clip(self, jit, rule, scope, p):
         x, along = np.array([0.3, -0.4, 1.2]), np.array([0.2, 1.0, -0.5])
