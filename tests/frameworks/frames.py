@@ -263,4 +263,20 @@ def tensorflow() -> Frame:
     return Frame(tf.constant, lambda x: np.asarray(x.numpy()), modes, traced, frozenset({"eager", "tape"}), unit_axis=-1)
 
 
-FRAMES = {"jax": jax, "mindspore": mindspore, "mlx": mlx, "paddle": paddle, "tensorflow": tensorflow, "torch": torch}
+def keras() -> Frame:
+    """Keras hands out the arrays of its backend, which has a session of its own: here they are only seen to arrive."""
+    import keras
+
+    backend = {"tensorflow": tensorflow, "jax": jax, "torch": torch}[keras.backend.backend()]()
+    return backend._replace(modes={"eager": lambda f: f}, traced=frozenset(), readable=frozenset({"eager"}))
+
+
+FRAMES = {
+    "jax": jax,
+    "keras": keras,
+    "mindspore": mindspore,
+    "mlx": mlx,
+    "paddle": paddle,
+    "tensorflow": tensorflow,
+    "torch": torch,
+}

@@ -76,6 +76,7 @@ def choose(condition: Array, yes: Callable[[], Array], no: Callable[[], Array]) 
 def known(x: Any) -> Array | None:
     if isinstance(x, host.HOST):
         return x
+    x = tf.convert_to_tensor(x)  # a variable, where a state is kept in one
     return np.asarray(x, np.float64)[()] if _readable([x]) else None
 
 
