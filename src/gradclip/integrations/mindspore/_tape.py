@@ -32,13 +32,18 @@ def larger(x: Any, y: Any) -> Any:
     return ops.where(x > y, x, ops.where(x != x, x, y))
 
 
+def raised_to(x: Any, exponent: Any) -> Any:
+    """x ** exponent; `operator.pow` is not among the functions that the compiler knows."""
+    return x**exponent
+
+
 FUNCTIONS: dict[Any, Function] = {
     np.add: operator.add,
     np.subtract: operator.sub,
     np.multiply: operator.mul,
     np.remainder: operator.mod,
     np.floor_divide: operator.floordiv,
-    np.power: operator.pow,
+    np.power: raised_to,
     np.negative: operator.neg,
     np.absolute: ops.abs,
     np.less: operator.lt,
