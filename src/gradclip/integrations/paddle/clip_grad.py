@@ -96,13 +96,11 @@ class ClipGrad(ClipGradByNorm):  # type: ignore[misc]  # of this kind since hapi
         self.clipper.load_state_dict(saved)
 
     def _dygraph_clip(self, params_grads: Pairs) -> Pairs:
-        psdb.fallback(recursive=True)  # to_static's symbolic mode runs this, and what it calls, as it is
+        psdb.fallback(recursive=True)  # to_static's symbolic mode runs this, which must have no `with`, and all it calls as is
         optimizer = stepping()
         if overflowed(optimizer):
             return params_grads
-        with paddle.no_grad():
-            skipped = self._clip_group(optimizer, params_grads)
-        return [] if skipped else params_grads
+        return [] if self._skipped(optimizer, params_grads) else params_grads
 
     def _pir_clip(self, params_grads: Pairs) -> Pairs:
         pairs, self._fetched = clip_in_graph(self.clipper, self._policy, params_grads)
@@ -114,6 +112,10 @@ class ClipGrad(ClipGradByNorm):  # type: ignore[misc]  # of this kind since hapi
     def _sharing(self, optimizer: Optimizer | None) -> dict[str, Any] | None:
         """The parameters that share a norm, by name; None: those that Paddle passes."""
         return self._parameters
+
+    def _skipped(self, optimizer: Optimizer | None, pairs: Pairs) -> bool:
+        with paddle.no_grad():
+            return self._clip_group(optimizer, pairs)
 
     def _clip_group(self, optimizer: Optimizer | None, pairs: Pairs) -> bool:
         """Clips what Paddle passes, and with its first group all the others. Is the step to be left out?"""
