@@ -1,6 +1,8 @@
 """What torch's tensors can be besides plain: views, sparse, on a device, with a derivative, under a tracer."""
 
 import math
+import subprocess
+import sys
 from math import inf, nan
 
 import numpy as np
@@ -506,3 +508,34 @@ def test_vmap_by_value_in_place():
 def test_what_is_no_tensor_is_refused(leaf):
     with pytest.raises(TypeError, match="gradients are tensors"):
         clip({"a": leaf}, MaxNorm(1.0))
+
+
+FORKED = """
+import os, torch, gradclip
+from gradclip.backends.torch import TEAM
+torch.set_num_threads(4)
+gradclip.set_threads(4)
+x = torch.ones(4_000_000)
+assert TEAM, "torch's OpenMP was not found"
+assert gradclip.norm(x + 1).item() == 4000 and x.sum().item() == 4e6
+child = os.fork()
+if not child:
+    os._exit(0 if gradclip.norm(x).item() == 2000 else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+@pytest.mark.skipif(
+    not native.available or sys.platform != "linux", reason="torch's own threads are used by the core, on Linux"
+)
+def test_torchs_threads_do_the_work_but_not_in_a_forked_child():
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=60)
+
+
+def test_many_threads_and_few_give_the_same_bits():
+    before, x = torch.get_num_threads(), torch.randn(3_000_001)
+    try:
+        norms = {torch.set_num_threads(n) or gradclip.norm([x, x[:7]]).item() for n in (1, 2, 3, 8)}
+    finally:
+        torch.set_num_threads(before)
+    assert len(norms) == 1

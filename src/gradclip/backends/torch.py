@@ -24,9 +24,11 @@ from . import _powers, native
 from . import numpy as host
 from ._blocks import BLOCK
 from ._overlap import said, written_once
+from ._torch_shares import ByPlacement, Opened, Shares, is_spread, local, rewrapped
 
 Array = Any
 EXCHANGE = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+TEAM = native.find_team()
 TYPES = {torch.float64: "f8", torch.float32: "f4", torch.bfloat16: "u2", torch.float16: "f2"} | {
     torch.complex64: "c8",
     torch.complex128: "c16",
@@ -140,25 +142,23 @@ def field(x: Any, xs: Sequence[Tensor] = ()) -> Tensor:
     return torch.full((), x, dtype=torch.bool if isinstance(x, bool) else _wide(xs[0]), device=device)
 
 
-class Tensors(list[Tensor]):
-    """Plain CPU tensors that know where they lie, which lie where an earlier one does, and which stand for a sparse one."""
+class Tensors(Opened):
+    """Plain CPU tensors that know where they lie."""
 
     def __init__(self, xs: Sequence[Tensor], memory: native.Memory) -> None:
         super().__init__(xs)
         self.memory = memory
         self.again = [False] * len(self)
-        self.unmerged: list[tuple[Tensor, Tensor]] = []
 
 
-class Elsewhere(list[Tensor]):
-    """Tensors that stay with torch's kernels, of which those in `again` lie where an earlier one does."""
-
-    again: list[bool]
-    unmerged: list[tuple[Tensor, Tensor]]
+class Elsewhere(Opened):
+    """Tensors that stay with torch's kernels."""
 
 
 def arrays(leaves: Sequence[Any], path: Callable[[int], str], writable: bool) -> list[Tensor]:
     plain = set(map(type, leaves)) <= {Tensor}
+    if not plain and not torch.compiler.is_compiling() and True in set(map(is_spread, leaves)):
+        return shared(arrays([local(x) for x in leaves], path, writable), ByPlacement(leaves, path))
     stays = not plain or (not writable and _derived(leaves)) or _traced()
     memory = None if stays or True in set(map(Tensor.is_neg, leaves)) else _opened(leaves)
     if memory is not None and memory.whole:  # plain memory of a type that the core knows: there is nothing to check
@@ -172,6 +172,13 @@ def arrays(leaves: Sequence[Any], path: Callable[[int], str], writable: bool) ->
     xs = Tensors(values, _memory(values))
     xs.unmerged = unmerged
     return _once(xs, path) if writable else xs
+
+
+def shared(xs: Sequence[Tensor], shares: Shares) -> Opened:
+    """The same tensors, as those of which other processes have a part."""
+    found = xs if isinstance(xs, Opened) else Elsewhere(xs)
+    found.shares = shares
+    return found
 
 
 def _derived(xs: Sequence[Tensor]) -> bool:
@@ -233,7 +240,7 @@ def _memory(xs: Sequence[Tensor]) -> native.Memory:
 
 
 def _opened(xs: Sequence[Tensor]) -> native.Memory | None:
-    return native.open_tensors(xs, EXCHANGE, torch.get_num_threads())
+    return native.open_tensors(xs, EXCHANGE, torch.get_num_threads(), TEAM)
 
 
 def _once(xs: Tensors, path: Callable[[int], str]) -> Tensors:
@@ -256,6 +263,8 @@ def _shadow(x: Tensor) -> Array:
 
 
 def restore(x: Tensor, leaf: Tensor) -> Tensor:
+    if is_spread(leaf):
+        return rewrapped(x, leaf)
     if not leaf.is_sparse:
         return x
     return torch.sparse_coo_tensor(leaf.coalesce().indices(), x, leaf.shape, is_coalesced=True, check_invariants=False)
@@ -268,6 +277,32 @@ def _blocks_of(x: Tensor) -> Iterator[Array]:
 
 
 def powers(xs: Sequence[Tensor], counts: Sequence[int], p: float, divisors: Array = None) -> Array:
+    if p != math.inf and isinstance(xs, Opened) and xs.shares is not None:
+        return _weighted(xs, counts, p, divisors, xs.shares.weights)
+    return _powers_here(xs, counts, p, divisors)
+
+
+def _weighted(xs: Opened, counts: Sequence[int], p: float, divisors: Array, weights: list[float]) -> Array:
+    """What is this process's part of the powers, where others have copies of the same elements."""
+    if len(set(weights)) <= 1:
+        return _powers_here(xs, counts, p, divisors) * sum(weights[:1])
+    each = None if divisors is None else _repeated(divisors, counts)
+    found = _powers_here(xs, [1] * len(xs), p, each)
+    if isinstance(found, np.ndarray):
+        parts = iter((found * weights).tolist())
+        return np.array([_powers.total(islice(parts, count)) for count in counts])
+    scaled = torch.stack(torch._foreach_mul(list(found.unbind()), weights))  # numbers need not travel to the device
+    return torch.stack([group.sum() for group in scaled.split(list(counts))])
+
+
+def _repeated(values: Array, counts: Sequence[int]) -> Array:
+    """Every group's value once for each of its tensors."""
+    if isinstance(values, np.ndarray):
+        return np.repeat(values, counts)
+    return torch.cat([value.expand(count) for value, count in zip(values.unbind(), counts, strict=True)])
+
+
+def _powers_here(xs: Sequence[Tensor], counts: Sequence[int], p: float, divisors: Array) -> Array:
     if isinstance(xs, Tensors):
         return _powers.joined(xs.memory, counts, p, divisors, lambda i: _blocks_of(xs[i]))
     parts = _stacked(xs, p, divisors, counts)
@@ -331,6 +366,10 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def unit_powers(xs: Sequence[Tensor], axes: Sequence[int | None], p: float, divisors: Array = None) -> Array:
+    if isinstance(xs, Opened) and xs.shares is not None:
+        raise ValueError(
+            'scope "unit" has a norm for every slice, and this process has parts of tensors: use scope "tensor" or "global"'
+        )
     if isinstance(xs, Tensors):
         return host.unit_powers([_plain(x) for x in xs], axes, p, divisors)
     counts = [1 if axis is None else x.shape[axis] for x, axis in zip(xs, axes, strict=True)]
@@ -395,9 +434,10 @@ def peak(peaks: Array) -> Array:
 
 
 def sizes(xs: Sequence[Tensor], counts: Sequence[int]) -> Array:
-    if isinstance(xs, Tensors) and xs.memory.whole and len(counts) == 1:
+    shares = xs.shares if isinstance(xs, Opened) else None
+    if isinstance(xs, Tensors) and xs.memory.whole and len(counts) == 1 and shares is None:
         return np.array([xs.memory.lengths.sum()], np.float64)
-    each = (x.numel() for x in xs)
+    each = (x.numel() for x in xs) if shares is None else iter(shares.numels)
     found = [float(sum(islice(each, count))) for count in counts]
     return (
         np.array(found) if isinstance(xs, Tensors) or not xs else torch.tensor(found, dtype=_wide(xs[0]), device=xs[0].device)
@@ -406,7 +446,8 @@ def sizes(xs: Sequence[Tensor], counts: Sequence[int]) -> Array:
 
 def pick(xs: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:
     picked = [xs[i] for i in places]
-    return Tensors(picked, xs.memory.only(np.array(places, np.intp))) if isinstance(xs, Tensors) else picked
+    found = Tensors(picked, xs.memory.only(np.array(places, np.intp))) if isinstance(xs, Tensors) else picked
+    return shared(found, xs.shares.of(places)) if isinstance(xs, Opened) and xs.shares is not None else found
 
 
 def unit_axis(x: Tensor) -> int | None:
@@ -512,8 +553,8 @@ def _products_(xs: list[Tensor], coefs: Sequence[Tensor]) -> list[Tensor]:
     return _merged(xs)
 
 
-def _again(xs: Sequence[Tensor]) -> list[bool]:
-    return xs.again if isinstance(xs, Elsewhere | Tensors) else [False] * len(xs)
+def _again(xs: Sequence[Tensor]) -> Sequence[bool]:
+    return (isinstance(xs, Opened) and xs.again) or [False] * len(xs)
 
 
 def _first(xs: Sequence[Tensor]) -> list[Tensor]:
@@ -660,6 +701,6 @@ def keep_(xs: list[Tensor], finite: Tensor) -> list[Tensor]:
 def _merged(xs: list[Tensor]) -> list[Tensor]:
     """Written back where the values stood for a sparse tensor whose rows had not been merged."""
     with torch.no_grad():
-        for sparse, values in xs.unmerged if isinstance(xs, Tensors | Elsewhere) else []:
+        for sparse, values in xs.unmerged if isinstance(xs, Opened) else []:
             sparse.copy_(restore(values, sparse))
     return xs

@@ -12,10 +12,16 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
+from ...backends._torch_shares import local
+from ...call import scope_of
 from ...clipped import Clipped
 from ...clipper import Clipper, Counts
 from ...layout import Unit
+from ...nonfinite import NonFiniteError
 from ...rule import Rule
+from .diagnosis import Report
+from .layout import Joined, Layout, spread
+from .partial import add_up_
 from .scaled import Scale
 
 MARK = "_gradclip"
@@ -30,6 +36,7 @@ def attach(
     p: float = 2,
     nonfinite: str = "raise",
     named_parameters: Iterable[tuple[str, Tensor]] | None = None,
+    layout: Layout | None = None,
     fold: bool = True,
 ) -> Attached:
     """From now on `optimizer.step()` clips the gradients of the optimizer's parameters before it takes the step.
@@ -43,6 +50,8 @@ def attach(
         nonfinite: "raise" names the parameters; "skip" leaves parameters and optimizer state as they are; "zero"; "keep".
         named_parameters: `model.named_parameters()`, for the names; else those that the optimizer was made with, else
             param_groups[i].params[j].
+        layout: what DTensors do not show of how parameters are spread over processes. Without it plain tensors are each
+            process's own business, and DTensors are joined as their placements say; then all processes have to step together.
         fold: a fused optimizer divides gradients by its `grad_scale` as it reads them. With one coefficient for all
             gradients that is used to clip without a pass of its own: at most 1 ulp from the product. False: the exact
             product, written first.
@@ -50,7 +59,8 @@ def attach(
     Returns: what was attached: `.clipper`, `.last`, `.counts`, `.state_dict()`, `.detach()`.
 
     Raises: ValueError where something is attached already, or for nonfinite="skip" with LBFGS, which evaluates several times
-        in a step; TypeError for what is no optimizer with hooks.
+        in a step; TypeError for what is no optimizer with hooks. At the first step ValueError for plain tensors beside
+        DTensors without a layout, and for a scope or rule that parts of tensors cannot serve.
 
     >>> import gradclip
     >>> weight = torch.nn.Parameter(torch.zeros(2))
@@ -63,7 +73,7 @@ def attach(
     norm 5.0 → 1.0 (×0.2), 1 tensor, clipped
     """
     _check(optimizer, rule, nonfinite)
-    return Attached(optimizer, Clipper(rule, scope, p, nonfinite), named_parameters, fold)
+    return Attached(optimizer, Clipper(rule, scope, p, nonfinite), named_parameters, layout, fold)
 
 
 def _check(optimizer: Any, rule: Any, nonfinite: str) -> None:
@@ -83,10 +93,17 @@ class Attached:
     """An optimizer's clipper, and the hooks that call it."""
 
     def __init__(
-        self, optimizer: Optimizer, clipper: Clipper, named_parameters: Iterable[tuple[str, Tensor]] | None, fold: bool
+        self,
+        optimizer: Optimizer,
+        clipper: Clipper,
+        named_parameters: Iterable[tuple[str, Tensor]] | None,
+        layout: Layout | None,
+        fold: bool,
     ) -> None:
         self.optimizer = optimizer
         self.clipper = clipper
+        self.layout = layout
+        self._joined: Joined | None = None
         self._given = {id(p): name for name, p in named_parameters or []}
         self._named: dict[str, Tensor] = {}
         self._fold = fold
@@ -108,6 +125,11 @@ class Attached:
     def counts(self) -> Counts:
         """What came of all clips."""
         return self.clipper.counts
+
+    @property
+    def report(self) -> Report | None:
+        """How processes fitted together at the last step; None without `Layout(diagnose=True)`."""
+        return None if self._joined is None else self._joined.report
 
     def state_dict(self) -> dict[str, Any]:
         """The clipper's state and counts, for JSON; save it beside the optimizer's."""
@@ -165,19 +187,31 @@ class Attached:
 
     def _clip_gradients(self) -> None:
         named = self._parameters()
-        grads = {name: p.grad for name, p in named.items()}
-        if self._none(grads, named):
+        if self._none(named) and self._joined is None:  # whose gradients others have has to join them
             return
         self._scale = scale = Scale.of(self.optimizer)
         if scale.overflowed():
             return
-        clipped = scale.clip(self.clipper, grads, _weights(named, self.clipper.rule), self._fold)
+        clipped = self._clipped(scale, named)
         if (self.clipper.nonfinite == "skip" or self.clipper.rule.can_skip) and bool(clipped.skipped):
             self._hide(named.values())
 
-    def _none(self, grads: dict[str, Any], named: dict[str, Tensor]) -> bool:
+    def _clipped(self, scale: Scale, named: dict[str, Tensor]) -> Clipped:
+        weighed, joined = self.clipper.rule.needs_weights, self._joined
+        if joined is None:
+            grads = {name: p.grad for name, p in named.items()}
+            weights = {name: p.detach() for name, p in named.items()} if weighed else None
+            return scale.clip(self.clipper, grads, grads, weights, self._fold)
+        add_up_(named.values())
+        here = {name: local(p.grad) for name, p in named.items()}
+        try:
+            return scale.clip(self.clipper, here, joined.opened(here), joined.weights() if weighed else None, self._fold)
+        except NonFiniteError as error:
+            raise joined.told(error) from None
+
+    def _none(self, named: dict[str, Tensor]) -> bool:
         """Is there no gradient at all? If that was so from the first step on, something is wrong."""
-        if any(grad is not None for grad in grads.values()):
+        if any(p.grad is not None for p in named.values()):
             self._barren = -1
             return False
         if self._barren >= 0:
@@ -192,6 +226,8 @@ class Attached:
         known = self._named.values()
         if len(params) != len(known) or not all(map(operator.is_, params, known)):
             self._named = self._uniquely_named()
+            self._joined = spread(self._named, self.layout)
+            _serves(self._joined, self.clipper)
             self.clipper.grow({name: p.detach() for name, p in self._named.items()})
         return self._named
 
@@ -230,8 +266,15 @@ class Attached:
             self._scale = None
 
 
-def _weights(named: dict[str, Tensor], rule: Rule) -> dict[str, Tensor] | None:
-    return {name: p.detach() for name, p in named.items()} if getattr(rule, "needs_weights", False) else None
+def _serves(joined: Joined | None, clipper: Clipper) -> None:
+    """ValueError for norms that processes with different tensors cannot have in common."""
+    if joined is None or set(joined.pieces.values()) <= {1}:
+        return
+    if scope_of(clipper.rule, clipper.scope) == "tensor" or clipper.rule.grouped or clipper.rule.needs_size:
+        raise ValueError(
+            f"processes have different tensors, as Layout(pieces=…) says: {clipper.rule!r} in scope {clipper.scope!r} needs "
+            "the same ones on all, since it looks at each of them or counts elements"
+        )
 
 
 def _why(params: list[Tensor]) -> str:

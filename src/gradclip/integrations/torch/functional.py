@@ -12,20 +12,21 @@ import types
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
-from ...backends import open_gradients
+from ...backends import Gradients, open_gradients
+from ...backends._torch_shares import is_spread
 from ...clip import clip_, decide, norm
 from ...conventions import CONVENTIONS, Formula
 from ...nonfinite import NonFiniteError
 from ...rule import Bound, Measured, Rule, State
 from ...rules import MaxNorm
+from .layout import Joined, Layout, spread
 
 Tensors: TypeAlias = Tensor | Iterable[Tensor]
-REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,14 @@ def clip_grad_norm_(
     >>> clip_grad_norm_([p, p], max_norm=1.0), p.grad
     (tensor(5.), tensor([0.6000, 0.8000]))
     """
-    return _clipped(_listed(parameters), _limit("max_norm", max_norm), norm_type, error_if_nonfinite, None)
+    return _clipped(_opened(parameters), _limit("max_norm", max_norm), norm_type, error_if_nonfinite)
 
 
 def clip_grads_with_norm_(parameters: Tensors, max_norm: float, total_norm: Tensor, foreach: bool | None = None) -> None:
     """Multiplies every p.grad in place by min(1, max_norm / (total_norm + 1e-6)): the second half of `clip_grad_norm_`."""
-    _clipped(_listed(parameters), _limit("max_norm", max_norm), 2.0, False, total_norm)
+    given = _opened(parameters, measures=False)
+    total = total_norm.full_tensor() if is_spread(total_norm) else total_norm  # type: ignore[attr-defined]
+    _clipped(given, _limit("max_norm", max_norm), 2.0, False, total)
 
 
 def get_total_norm(
@@ -89,10 +92,11 @@ def get_total_norm(
     """
     given, order = [tensors] if isinstance(tensors, Tensor) else list(tensors), _order(norm_type)
     with torch.no_grad():
-        total = norm(given, order)
+        opened = open_gradients(given)
+        total = norm(opened, order)
     if error_if_nonfinite and not total.isfinite():
         raise _nonfinite({f"tensor {i}": x for i, x in enumerate(given)}, order)
-    return _as_gradients(total, given)
+    return _as_gradients(total, opened)
 
 
 def clip_grad_value_(parameters: Tensors, clip_value: float, foreach: bool | None = None) -> None:
@@ -103,8 +107,7 @@ def clip_grad_value_(parameters: Tensors, clip_value: float, foreach: bool | Non
     >>> clip_grad_value_(p, 1.0); p.grad
     tensor([ 1.0000, -0.5000])
     """
-    limit = _limit("clip_value", clip_value)
-    opened = open_gradients([p.grad for p in _listed(parameters)], writable=True)
+    limit, opened = _limit("clip_value", clip_value), _opened(parameters, measures=False).opened
     with opened.backend.quiet():
         opened.backend.clamp_(opened.arrays(), -limit, limit, None)  # no norm is asked for, so one look at each gradient does
 
@@ -121,28 +124,54 @@ def clip_grad_norm(
     return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
 
 
-def _listed(parameters: Tensors) -> list[Tensor]:
-    """The parameters, each once."""
-    if isinstance(parameters, Tensor):
-        return [parameters]
-    given = list(parameters)
+class Given(NamedTuple):
+    """Parameters, each once, and their gradients, ready to be written."""
+
+    parameters: list[Tensor]
+    opened: Gradients
+    joined: Joined | None = None
+
+
+def _opened(parameters: Tensors, measures: bool = True) -> Given:
+    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     if not given and isinstance(parameters, types.GeneratorType):
         warnings.warn(
             "`parameters` is an empty generator, no gradient clipping will occur: it may have been used up before; "
             "pass a list, or call model.parameters() again",
             stacklevel=3,
         )
-    return given if len(set(map(id, given))) == len(given) else list(dict.fromkeys(given))
+    if True in set(map(is_spread, given)):
+        return _spread(list(dict.fromkeys(given)), measures)
+    opened = open_gradients([p.grad for p in given], writable=True)
+    if True not in getattr(opened.present, "again", ()):
+        return Given(given, opened)
+    given = list(dict.fromkeys(given))  # only what is listed twice lies where another lies
+    return Given(given, open_gradients([p.grad for p in given], writable=True))
 
 
-def _clipped(parameters: list[Tensor], limit: float, norm_type: Any, strict: bool, total_norm: Tensor | None) -> Tensor:
-    order = _order(norm_type)
-    grads = [p.grad for p in parameters]
+def _spread(given: list[Tensor], measures: bool) -> Given:
+    """DTensors, of which other processes have parts too; plain ones may be among them where no norm is taken."""
+    joined = spread(_named(given), None if measures else Layout())
+    return Given(given, cast(Joined, joined).gradients(), joined)
+
+
+def _named(xs: Iterable[Tensor]) -> dict[str, Tensor]:
+    return {f"parameter {i}": x for i, x in enumerate(xs)}
+
+
+def _clipped(given: Given, limit: float, norm_type: Any, strict: bool, total_norm: Tensor | None = None) -> Tensor:
+    order, opened = _order(norm_type), given.opened
     try:
-        clipped = clip_(grads, AtMost(limit), p=order, nonfinite="raise" if strict else "keep", norm=total_norm)
-    except NonFiniteError:
-        raise _nonfinite({f"parameter {i}": p.grad for i, p in enumerate(parameters)}, order) from None
-    return _as_gradients(clipped.norm, grads)
+        clipped = clip_(opened, AtMost(limit), p=order, nonfinite="raise" if strict else "keep", norm=total_norm)
+    except NonFiniteError as error:
+        raise _told(error, given, order) from None
+    return _as_gradients(clipped.norm, opened)
+
+
+def _told(error: NonFiniteError, given: Given, order: float) -> NonFiniteError:
+    if given.joined is not None:
+        return _in_torchs_words(given.joined.told(error).cause, order)
+    return _nonfinite({name: p.grad for name, p in _named(given.parameters).items()}, order)
 
 
 def _nonfinite(grads: dict[str, Tensor | None], order: float) -> NonFiniteError:
@@ -152,18 +181,19 @@ def _nonfinite(grads: dict[str, Tensor | None], order: float) -> NonFiniteError:
         decide(grads, MaxNorm(math.inf), p=order)
     except NonFiniteError as error:
         cause = error.cause
+    return _in_torchs_words(cause, order)
+
+
+def _in_torchs_words(cause: str, order: float) -> NonFiniteError:
     return NonFiniteError(
         f"The total norm of order {order} for gradients from `parameters` is non-finite, so it cannot be clipped: {cause}. "
         "Nothing was changed; error_if_nonfinite=False lets NaN spread"
     )
 
 
-def _as_gradients(norm: Tensor, grads: list[Tensor | None]) -> Tensor:
-    """The norm in the promoted type of the gradients, float32 at least."""
-    dtype = torch.float32
-    for kind in {x.dtype for x in grads if x is not None}:
-        dtype = torch.promote_types(dtype, REAL.get(kind, kind))
-    return torch.as_tensor(norm).to(dtype)  # of no gradients it is NumPy's
+def _as_gradients(norm: Any, opened: Gradients) -> Tensor:
+    """The norm in the promoted type of the gradients, float32 at least; of no gradients it is NumPy's."""
+    return torch.as_tensor(opened.backend.working(opened.arrays(), norm))
 
 
 def _limit(name: str, value: Any) -> float:

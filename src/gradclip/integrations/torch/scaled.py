@@ -59,11 +59,14 @@ class Scale:
         else:
             self.optimizer.grad_scale = self.value
 
-    def clip(self, clipper: Clipper, grads: Grads, weights: Grads | None, fold: bool) -> Clipped:
-        """Clips what the gradients are once they are divided by the scale; they hold that when the step is over."""
+    def clip(self, clipper: Clipper, grads: Grads, given: Any, weights: Any, fold: bool) -> Clipped:
+        """Clips what the gradients are once they are divided by the scale; they hold that when the step is over.
+
+        given: the gradients as `clip_` takes them, which may be opened already.
+        """
         if fold and self._foldable(clipper, grads):
-            return self._folded(clipper, grads, weights)
-        return clipper.by(clip_, grads, weights) if self._plain() else self._unscaled(clipper, grads, weights)
+            return self._folded(clipper, grads, given, weights)
+        return clipper.by(clip_, given, weights) if self._plain() else self._unscaled(clipper, grads, given, weights)
 
     def _plain(self) -> bool:
         return self.value is ABSENT or self.value is None
@@ -74,10 +77,10 @@ class Scale:
         one = scope_of(clipper.rule, clipper.scope) == "global" and not clipper.rule.grouped
         return divides(self.optimizer) and one and not wide and clipper.nonfinite != "zero"
 
-    def _folded(self, clipper: Clipper, grads: Grads, weights: Grads | None) -> Clipped:
+    def _folded(self, clipper: Clipper, grads: Grads, given: Any, weights: Any) -> Clipped:
         """Nothing is written now: the optimizer divides by scale / coef as it reads the gradients."""
-        measured = norm(grads, clipper.p)
-        clipped = clipper.by(decide, grads, weights, norm=measured / self.factor)
+        measured = norm(given, clipper.p)
+        clipped = clipper.by(decide, given, weights, norm=measured / self.factor)
         coef: Tensor = clipped.coef
         if coef.is_cpu and float(coef) == 1.0:
             return clipped
@@ -88,12 +91,12 @@ class Scale:
         self.write(divisor.to(torch.float32))
         return clipped
 
-    def _unscaled(self, clipper: Clipper, grads: Grads, weights: Grads | None) -> Clipped:
+    def _unscaled(self, clipper: Clipper, grads: Grads, given: Any, weights: Any) -> Clipped:
         """The gradients are divided first, as `GradScaler.unscale_` would have done."""
         if clipper.nonfinite == "raise":
-            decide(grads, MaxNorm(math.inf))  # which raises before anything is written
+            decide(given, MaxNorm(math.inf))  # which raises before anything is written
         _multiply(grads, 1.0 / self.factor)
-        clipped = clipper.by(clip_, grads, weights)
+        clipped = clipper.by(clip_, given, weights)
         if bool(clipped.skipped):
             _multiply(grads, self.factor)
         else:
