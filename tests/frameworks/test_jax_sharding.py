@@ -12,8 +12,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import gradclip
-from gradclip import Bounds, Clipper, MaxNorm, NonFiniteError, ZScore, clip
+from gradclip import Bounds, Clipper, MaxNorm, MaxRms, NonFiniteError, Ratio, ZScore, clip
 from gradclip.integrations.optax import clip as clipping
+from gradclip.integrations.optax import skip
 
 jax.config.update("jax_num_cpu_devices", 4)  # before the first array is made
 SCOPES = [("global", 1), ("global", 2), ("global", 3), ("global", inf), ("tensor", 2), ("tensor", inf), ("element", 2)]
@@ -130,10 +131,94 @@ def test_a_nan_on_one_device_is_seen_by_all(mesh, p):
     assert not np.any(found["a"])
 
 
-def test_without_reduce_every_device_would_clip_by_its_own_norm(mesh):
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e25, 1e-25])
+@pytest.mark.parametrize(("scope", "p"), SCOPES)
+def test_in_shard_map_the_axes_are_read(mesh, scope, p, scale):
+    """Nothing is named, and everything but the gradients is the same on all devices."""
+    grads = tree(scale)
+
+    def work(grads):
+        done = clip(grads, MaxNorm(1.0), scope=scope, p=p, nonfinite="keep")
+        return done.grads, done.norm, done.clipped
+
+    found, norm, changed = mapped(mesh, True, work, "global")(spread(grads, mesh))
+    want = clip(grads, MaxNorm(1.0), scope=scope, p=p)
+    assert np.asarray(norm) == pytest.approx(want.norm, rel=1e-6)
+    assert bool(changed) == bool(want.clipped)
+    for ours, theirs in zip(*map(jax.tree.leaves, (found, want.grads)), strict=True):
+        assert np.asarray(ours) == pytest.approx(theirs, rel=1e-6)
+
+
+def test_where_they_are_not_checked_every_device_clips_by_its_own():
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
     work = lambda x: (gradclip.norm(x).reshape(1), jnp.zeros(()), jnp.zeros(1, bool))  # noqa: E731
-    each = np.asarray(mapped(mesh, True, work, "element")(spread(tree()["a"], mesh))[0])
+    each = np.asarray(mapped(mesh, False, work, "element")(spread(tree()["a"], mesh))[0])
     assert each == pytest.approx(np.linalg.norm(tree()["a"].reshape(4, -1), axis=1), rel=1e-6)
+
+
+@pytest.mark.parametrize("scope", ["global", "tensor"])
+@pytest.mark.parametrize("p", [1, 2, 3, inf])
+def test_every_element_counts_once_whatever_it_varies_along(scope, p):
+    """Along one axis, the other, both, none; one collective, or two of a maximum and its NaN in one."""
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    random = np.random.default_rng(0)
+    grads = {name: random.standard_normal((4, 4)).astype(np.float32) for name in "wxyz"}
+    specs = {"w": P("a"), "x": P(None, "b"), "y": P("a", "b"), "z": P()}
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=mesh, in_specs=(specs,), out_specs=(specs, P()))
+    def work(grads):
+        done = clip(grads, MaxNorm(1.0), scope=scope, p=p, nonfinite="keep")
+        return done.grads, done.norm
+
+    found, norm = work(grads)
+    want = clip(grads, MaxNorm(1.0), scope=scope, p=p)
+    assert np.asarray(norm) == pytest.approx(np.asarray(want.norm), rel=1e-6)
+    for ours, theirs in zip(*map(jax.tree.leaves, (found, want.grads)), strict=True):
+        assert np.asarray(ours) == pytest.approx(theirs, rel=1e-5)
+
+
+def test_one_collective():
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+    specs = {f"w{i}": P("d") if i % 2 else P() for i in range(20)}
+    norm = jax.jit(jax.shard_map(lambda x: gradclip.norm(x), mesh=mesh, in_specs=(specs,), out_specs=P()))
+    text = norm.lower({name: jnp.ones((8, 2)) for name in specs}).compile().as_text()
+    main = text[text.index("ENTRY") :]
+    assert main.count(" all-reduce(") == 1, main  # those of the branch that rescales are not taken
+
+
+def test_what_varies_has_its_whole_size(mesh):
+    """The root mean square over all devices' parts."""
+    work = lambda x: clip(x, MaxRms(0.5), scope="tensor", nonfinite="keep").grads  # noqa: E731
+    found = jax.jit(jax.shard_map(work, mesh=mesh, in_specs=P("d"), out_specs=P("d")))(spread(tree(), mesh))
+    want = clip(tree(), MaxRms(0.5), scope="tensor").grads
+    for ours, theirs in zip(*map(jax.tree.leaves, (found, want)), strict=True):
+        assert np.asarray(ours) == pytest.approx(theirs, rel=1e-6)
+
+
+def test_weights_are_joined_too(mesh):
+    work = lambda x, w: clip(x, Ratio(0.1), scope="tensor", weights=w, nonfinite="keep").grads  # noqa: E731
+    two = (spread(tree(), mesh), spread(tree(3.0), mesh))
+    found = jax.jit(jax.shard_map(work, mesh=mesh, in_specs=(P("d"), P("d")), out_specs=P("d")))(*two)
+    want = clip(tree(), Ratio(0.1), scope="tensor", weights=tree(3.0)).grads
+    for ours, theirs in zip(*map(jax.tree.leaves, (found, want)), strict=True):
+        assert np.asarray(ours) == pytest.approx(theirs, rel=1e-6)
+
+
+def test_slices_of_parts_are_refused(mesh):
+    work = lambda x, w: clip(x, Ratio(0.1), weights=w, nonfinite="keep").grads  # noqa: E731
+    with pytest.raises(ValueError, match=r'scope "unit" .* in shard_map'):
+        jax.jit(jax.shard_map(work, mesh=mesh, in_specs=(P("d"), P("d")), out_specs=P("d")))(*[spread(tree(), mesh)] * 2)
+
+
+@pytest.mark.parametrize("p", [2, 3, inf])
+def test_the_derivative_goes_through_the_devices(p):
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+    x = jnp.asarray(tree()["a"])
+    norm = jax.shard_map(lambda x: gradclip.norm(x, p=p), mesh=mesh, in_specs=P("d"), out_specs=P())
+    assert np.asarray(jax.jit(jax.grad(norm))(x)) == pytest.approx(
+        np.asarray(jax.grad(partial(gradclip.norm, p=p))(x)), rel=1e-5
+    )
 
 
 def test_replicated_beside_sharded_counts_once(mesh):
@@ -178,17 +263,34 @@ def test_a_training_step_in_shard_map_keeps_replicas_alike():
     assert int(optax.tree.get(state, "steps_clipped")) == int(optax.tree.get(other, "steps_clipped")) > 0
 
 
-def test_fully_sharded_with_reduce():
+@pytest.mark.parametrize(
+    ("check", "said"),
+    [
+        (True, {}),
+        (True, {"reduce": over("d")}),
+        (False, {"reduce": over("d")}),
+        (False, {"axis_name": "d"}),
+        (True, {"axis_name": ["d"]}),
+    ],
+)
+@pytest.mark.parametrize("p", [2, inf])
+def test_fully_sharded(check, said, p):
     """Each device holds a part of the weights, and clips it by the norm of the whole."""
     mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
-    optimizer = optax.chain(clipping(MaxNorm(0.5), reduce=over("d")), optax.sgd(1.0))
+    optimizer = optax.chain(clipping(MaxNorm(0.5), p=p, **said), optax.sgd(1.0))
     grads = tree()
 
     def step(grads):
         return optimizer.update(grads, optimizer.init(grads))[0]
 
-    parts = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=P("d"), out_specs=P("d")))(spread(grads, mesh))
-    assert float(gradclip.norm(jax.device_get(parts))) == pytest.approx(0.5, rel=1e-6)
+    parts = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=check))(spread(grads, mesh))
+    assert float(gradclip.norm(jax.device_get(parts), p=p)) == pytest.approx(0.5, rel=1e-6)
+
+
+def test_two_ways_of_saying_it_are_refused():
+    for make in (clipping, partial(skip, optax.sgd(1.0))):
+        with pytest.raises(ValueError, match="axis_name='d'"):
+            make(MaxNorm(1.0), axis_name="d", reduce=over("d"))
 
 
 def test_bounds_in_shard_map(mesh):

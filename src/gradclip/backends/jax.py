@@ -21,6 +21,7 @@ from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
 from . import numpy as host
+from ._jax_varying import Varying, opened
 from ._overlap import said
 
 Array = Any
@@ -140,7 +141,12 @@ def arrays(leaves: Sequence[Any], path: Callable[[int], str], writable: bool) ->
             raise TypeError(f"{said(path(i))} is {_described(leaf)}: gradients are jax arrays of {', '.join(host.DTYPES)}")
     if writable and leaves:
         raise TypeError(f"{said(path(0))} is a jax array, which cannot be written: use clip()")
-    return Held(map(np.asarray, leaves)) if readable(leaves) else list(leaves)
+    return Held(map(np.asarray, leaves)) if readable(leaves) else opened(leaves)
+
+
+def alone(xs: Sequence[Array]) -> list[Array]:
+    """The arrays as this device has them, for a reduce= that the caller brings."""
+    return list(xs)
 
 
 def _described(leaf: Any) -> str:
@@ -171,8 +177,17 @@ def powers(xs: Sequence[Array], counts: Sequence[int], p: float, divisors: Array
     if isinstance(xs, Held):
         return host.powers(xs, counts, p, divisors)
     each = repeat(None) if divisors is None else chain.from_iterable(map(repeat, divisors, counts))
-    parts = (_power(_size(x, by), p) for x, by in zip(xs, each, strict=False))
+    parts = (_weighted(_power(_size(x, by), p), weight) for x, by, weight in zip(xs, each, _weights(xs, p), strict=False))
     return jnp.stack([_joined(list(islice(parts, count)), p) for count in counts])
+
+
+def _weights(xs: Sequence[Array], p: float) -> Iterable[float]:
+    """What each counts, where other devices have it too."""
+    return xs.weights if isinstance(xs, Varying) and p != math.inf else repeat(1.0)
+
+
+def _weighted(power: Array, weight: float) -> Array:
+    return power if weight == 1 else power * weight
 
 
 def _wide() -> Any:
@@ -218,6 +233,11 @@ def _joined(parts: list[Array], p: float) -> Array:
 def unit_powers(xs: Sequence[Array], axes: Sequence[int | None], p: float, divisors: Array = None) -> Array:
     if isinstance(xs, Held):
         return host.unit_powers(xs, axes, p, divisors)
+    if isinstance(xs, Varying):
+        raise ValueError(
+            'scope "unit" has a norm for every slice, and in shard_map each device has parts of arrays: use scope "tensor" or '
+            '"global", clip outside of shard_map, or bring a reduce= that joins the slices'
+        )
     found, first = [jnp.zeros(0, _wide())], 0
     for x, axis in zip(xs, axes, strict=True):
         count = 1 if axis is None else x.shape[axis]
@@ -256,13 +276,16 @@ def peak(peaks: Array) -> Array:
 
 
 def sizes(xs: Sequence[Array], counts: Sequence[int]) -> Array:
+    if isinstance(xs, Varying):
+        each = iter([x.size * parts for x, parts in zip(xs, xs.parts, strict=True)])
+        return jnp.asarray(np.array([sum(islice(each, count)) for count in counts], np.float64))
     found = host.sizes(xs, counts)
     return found if isinstance(xs, Held) else jnp.asarray(found)
 
 
 def pick(xs: Sequence[Array], places: Sequence[int]) -> Sequence[Array]:
     picked = [xs[i] for i in places]
-    return Held(picked) if isinstance(xs, Held) else picked
+    return type(xs)(picked) if isinstance(xs, Held | Varying) else picked
 
 
 def unit_axis(x: Array) -> int | None:
@@ -325,7 +348,8 @@ def clamp(xs: Sequence[Array], low: Any, high: Any, peaks: Array | None) -> tupl
     if isinstance(xs, Held) and _on_host((low, high)):
         return host.clamp(xs, low, high, peaks)
     found = [_clamped(x, low, high) for x in xs]
-    return [y for y, _ in found], jnp.any(jnp.stack([changed for _, changed in found])) if found else jnp.asarray(False)
+    changed = jnp.any(jnp.stack([changed for _, changed in found])) if found else jnp.asarray(False)
+    return [y for y, _ in found], changed if not isinstance(xs, Varying) else xs.reduce(changed.astype(np.int32), 1) > 0
 
 
 def _clamped(x: Array, low: Any, high: Any) -> tuple[Array, Array]:

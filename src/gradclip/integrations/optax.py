@@ -13,12 +13,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from ..backends._jax_varying import joined
 from ..call import resolve
 from ..clip import clip as clip_gradients
 from ..clip import init as init_state
@@ -61,6 +63,7 @@ def clip(
     p: float = 2,
     nonfinite: str = "keep",
     reduce: Reduce | None = None,
+    axis_name: str | Sequence[str] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """g · coef for every gradient g, as `gradclip.clip` does it; the state is a `ClipState`.
 
@@ -68,11 +71,14 @@ def clip(
     of `optax.MultiSteps`, so that the mean of the micro-batches is clipped. The gradients may be any pytree; a tensor's path
     is its keys and attributes joined by dots. Rules that compare with the weights need `params` in `update`.
 
-    nonfinite: "keep" (NaN spreads), "zero" (every gradient becomes 0) or, where nothing is traced, "raise". reduce: see
-    `gradclip.clip`; inside of shard_map it joins the devices' powers.
+    nonfinite: "keep" (NaN spreads), "zero" (every gradient becomes 0) or, where nothing is traced, "raise".
+    axis_name: inside of shard_map the axes along which gradients vary are read from their types, and the norm is that of all
+    devices' parts. Where they cannot be read (`check_vma=False`) name them; then every gradient has to vary along
+    them, since one that all devices have would count once for each. reduce: in place of that, see `gradclip.clip`.
 
     ValueError for rules that skip and for nonfinite="skip", which have to reach around the optimizer: use `skip`.
     """
+    reduce = _over(axis_name, reduce)
     if resolve(rule, scope, p, nonfinite, reduce).rule.can_skip or nonfinite == "skip":
         raise ValueError(f"{rule!r} with nonfinite={nonfinite!r} leaves whole steps out: use skip(optimizer, rule)")
     clipping = _Clipping(rule, scope, p, nonfinite, reduce)
@@ -91,6 +97,7 @@ def skip(
     *,
     p: float = 2,
     reduce: Reduce | None = None,
+    axis_name: str | Sequence[str] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """The optimizer with clipped gradients, and no step at all where a gradient is NaN or inf, or the rule says so.
 
@@ -98,7 +105,7 @@ def skip(
     `steps_skipped` counts it. The state is a `SkipState`. `gradclip.Skip(rule)` leaves steps out whose norm is too large, any
     other rule clips them.
     """
-    optimizer = optax.with_extra_args_support(inner)
+    optimizer, reduce = optax.with_extra_args_support(inner), _over(axis_name, reduce)
     clipping = _Clipping(rule, scope, p, "skip", reduce)
     resolve(rule, scope, p, "skip", reduce)
 
@@ -113,6 +120,16 @@ def skip(
         return kept, SkipState(inner_state, _after(state.clip, clipped))
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _over(axis_name: str | Sequence[str] | None, reduce: Reduce | None) -> Reduce | None:
+    """The join over these axes of a mesh."""
+    if axis_name is None:
+        return reduce
+    if reduce is not None:
+        raise ValueError(f"both say how to join devices: leave out axis_name={axis_name!r}, or reduce=")
+    axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    return lambda power, p: joined(power, p, axes)
 
 
 class _Clipping(NamedTuple):
