@@ -292,7 +292,7 @@ def test_a_rule_that_compares_with_the_weights(scope, mode):
     call, grads = caller(clip, mode), (t(30.0, 40.0), t(0.01, 0.01))
     for factor in (1.0, 2.0):
         for x in weights:
-            x.set_data(x * factor)
+            ops.assign(x, x * factor)  # as an optimizer does
         want = gradclip.clip(wide(grads), OfWeights(), scope=scope, weights=[x.asnumpy() for x in weights])
         for x, y in zip(call(grads), want.grads, strict=True):
             assert x.asnumpy() == pytest.approx(y, rel=1e-6)
@@ -309,13 +309,35 @@ def test_a_rule_that_needs_the_parameters_says_so():
 
 
 def test_a_parameter_may_change_and_is_never_stale(mode):
+    change = ops.assign if mode.startswith("jit") else Parameter.set_data  # see test_what_mindspore_jits_sees_set_data
     limit = Parameter(Tensor(2.0), name="limit", requires_grad=False)
     clip = ClipGradients(MaxNorm(limit))
     call = caller(clip, mode)
     for value in (2.0, 1.0, 0.5, 4.0):
-        limit.set_data(Tensor(value))
+        change(limit, Tensor(value))
         assert call((t(3.0, 4.0),))[0].asnumpy() == pytest.approx(np.array([3, 4]) * min(1, value / 5), rel=1e-6)
         assert clip.limit.asnumpy() == value
+
+
+@pytest.mark.xfail(strict=True, reason="MindSpore 2.10: what ms.jit has compiled reads the memory that set_data has replaced")
+@pytest.mark.parametrize("capture", ["ast", "bytecode"])
+def test_what_mindspore_jits_sees_set_data(capture):
+    class Times(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.factor = Parameter(Tensor([1.0]), name="factor")
+
+        def construct(self, xs):
+            return xs[0] * self.factor
+
+    def call(xs):
+        return cell(xs)
+
+    cell, same = Times(), (t(1.0),)
+    times = ms.jit(call, capture_mode=capture)
+    assert times(same).asnumpy() == 1.0
+    cell.factor.set_data(Tensor([2.0]))
+    assert times(same).asnumpy() == 2.0  # by "ast" it is, where `same` is a new tuple
 
 
 def test_parameters_as_bounds():
@@ -339,7 +361,7 @@ SCHEDULES = {
     "clamped": lambda step: np.maximum(np.minimum(0.5 * step, 2.0), 0.25),
     "tanh and sin": lambda step: 1.5 + np.tanh(step) * np.sin(step),
     "floor and abs": lambda step: 1.0 + np.floor(abs(0.5 * step - 1)),
-    "negated and compared": lambda step: np.where((step >= 1) & ~(step > 2) | (step == 4), 3.0, -(1.0 - 2.0 * (step > 9))),
+    "negated and compared": lambda step: np.where((step >= 1) & ~(step > 2) | (step == 4), 3.0, -(1.0 - 3.0 * (step < 9))),
     "constant": lambda step: 2.0,
 }
 

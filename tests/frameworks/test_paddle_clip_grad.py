@@ -530,6 +530,7 @@ class Norms(paddle.callbacks.Callback):
 
 
 @hapi
+@pytest.mark.filterwarnings("ignore:amp_guard can only be enabled on:UserWarning")
 @pytest.mark.filterwarnings("ignore:AmpScaler can only be enabled on:UserWarning")  # the CPU has no scaler, and Paddle says so
 @pytest.mark.parametrize("amp", [None, "O1", "O2"])
 def test_model_fit(amp):

@@ -87,7 +87,8 @@ def take(x: Tensor, place: Any) -> Tensor:
 
 
 def scalar(value: Any) -> Any:
-    return value
+    """As it is; a bfloat16, which the CPU has no comparisons for, as the same float32."""
+    return value.astype(ms.float32) if isinstance(value, Tensor) and value.dtype == ms.bfloat16 else value
 
 
 def choose(condition: Tensor, yes: Callable[[], Tensor], no: Callable[[], Tensor]) -> Tensor:

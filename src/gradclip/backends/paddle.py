@@ -92,6 +92,9 @@ def _whole(x: Any) -> Array:
 
 
 def scalar(value: Any) -> Any:
+    """In float64; an eager tensor that meets a graph under construction, which takes none, as the number it holds."""
+    if isinstance(value, Tensor) and not paddle.in_dynamic_mode():
+        return value.item()
     return value.astype(paddle.float64) if isinstance(value, OURS) else value
 
 

@@ -107,7 +107,8 @@ class Clip(nn.Cell):
         ops.assign(self.clipped, changed)
         ops.assign(self.finite, finite)
         ops.assign(self.skipped, skipped)
-        flags = ops.stack([ops.ones_like(finite), changed, skipped, ops.logical_not(finite)])
+        taken = ops.logical_and(changed, ops.logical_not(skipped))
+        flags = ops.stack([ops.ones_like(finite), taken, skipped, ops.logical_not(finite)])
         ops.assign_add(self.counts, ops.cast(flags, ms.int32))
         for i, parameter in enumerate(self.state):
             ops.assign(parameter, ops.cast(results[STATE + i], parameter.dtype))

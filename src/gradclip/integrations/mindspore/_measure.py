@@ -123,6 +123,10 @@ class Parts(nn.Cell):
         """The same of gradients divided each by its own divisor."""
         return self.stacked(self.map(ops.partial(divided_power, p), divisors, grads))
 
+    def divided_by(self, grads: Grads, divisor: Tensor, p: float) -> Tensor:
+        """The same of gradients divided all by one. (A tuple of it, times their number, is a chain of calls too.)"""
+        return self.stacked(self.map(ops.partial(divided_power, p, divisor), grads))
+
     def sizes(self, grads: Grads) -> Tensor:
         """How many elements there are."""
         return self.stacked(self.map(ops.partial(size_of, self.type), grads))
@@ -147,7 +151,7 @@ class Whole(nn.Cell):
 
     def divided(self, grads: Grads, divisors: Tensor, p: float) -> Tensor:
         """The same, for p < inf, of gradients divided by their norm's divisor."""
-        return self.parts.divided(grads, (divisors,) * len(grads), p).sum()
+        return self.parts.divided_by(grads, divisors, p).sum()
 
     def times(self, grads: Grads, coef: Tensor) -> Any:
         """The gradients times their norm's coefficient."""
