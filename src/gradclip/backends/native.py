@@ -27,6 +27,7 @@ class Memory(NamedTuple):
     lengths: Array
     dtypes: Array
     most: int = native.MOST  # threads that may work on it
+    team: int = 0  # see `find_team`
 
     @property
     def threads(self) -> int:
@@ -50,7 +51,7 @@ class Memory(NamedTuple):
 
     def only(self, which: Array) -> Memory:
         """Some of the arrays."""
-        return Memory(self.addresses[which], self.lengths[which], self.dtypes[which], self.most)
+        return Memory(self.addresses[which], self.lengths[which], self.dtypes[which], self.most, self.team)
 
 
 def open_buffers(xs: list[Array], writable: bool) -> Memory:
@@ -60,15 +61,24 @@ def open_buffers(xs: list[Array], writable: bool) -> Memory:
     return nowhere(len(xs))
 
 
-def open_tensors(xs: Sequence[Array], exchange: Any, most: int = native.MOST) -> Memory | None:
+def find_team() -> int:
+    """The threads of the OpenMP that a framework has loaded, which this call finds at work; 0: there is none to be found.
+
+    After each of the framework's loops they keep their cores busy for some milliseconds, waiting for the next one: given
+    ours they begin at once, where a thread of our own would find no core.
+    """
+    return _core.find_team() if native.available else 0
+
+
+def open_tensors(xs: Sequence[Array], exchange: Any, most: int = native.MOST, team: int = 0) -> Memory | None:
     """The memory of tensors whose type offers DLPack's exchange table; None where one has none that may be read.
 
-    `most` threads may work on it. The caller keeps the tensors alive.
+    `most` threads may work on it, those of a `team` if there is one. The caller keeps the tensors alive.
     """
     if not native.available or exchange is None:
         return None
     opened = _core.open_tensors(list(xs), exchange)
-    return Memory(*opened, most) if len(opened[0]) == len(xs) else None
+    return Memory(*opened, most, team) if len(opened[0]) == len(xs) else None
 
 
 def nowhere(count: int) -> Memory:
@@ -83,7 +93,7 @@ def powers(memory: Memory, p: float, divisors: Array) -> list[float]:
     if not held.any():
         return []
     memory, divisors = memory.only(held), None if divisors is None else divisors[held]
-    found: list[float] = _core.measure(*memory[:3], p, divisors, memory.threads)[0].tolist()
+    found: list[float] = _core.measure(*memory[:3], p, divisors, memory.threads, memory.team)[0].tolist()
     return found
 
 
@@ -100,7 +110,8 @@ def unit_powers(rows: Array, p: float, divisors: Array) -> Array | None:
 def scale(source: Memory, target: Memory, coefs: Array) -> None:
     """target = source · coef, the product in float64 and rounded once; all of them held."""
     if len(coefs):
-        _core.scale(source.addresses, target.addresses, source.lengths, source.dtypes, coefs, target.threads)
+        at = source.addresses, target.addresses, source.lengths, source.dtypes
+        _core.scale(*at, coefs, target.threads, target.team)
 
 
 def clamp(source: Memory, target: Memory, bounds: Array) -> Array:
@@ -108,12 +119,14 @@ def clamp(source: Memory, target: Memory, bounds: Array) -> Array:
     if not len(bounds):
         return np.zeros(0, np.uint8)
     low, high = np.ascontiguousarray(bounds.T)
-    return _core.clamp(source.addresses, target.addresses, source.lengths, source.dtypes, low, high, target.threads)
+    at = source.addresses, target.addresses, source.lengths, source.dtypes
+    return _core.clamp(*at, low, high, target.threads, target.team)
 
 
 def nonfinite(memory: Memory) -> list[tuple[int, int]]:
     """How many NaN and how many inf there are in each of the arrays that are held."""
     if not memory.held.any():
         return []
-    nan, infinite = _core.count_nonfinite(*memory.only(memory.held)[:3], memory.threads)
+    held = memory.only(memory.held)
+    nan, infinite = _core.count_nonfinite(*held[:3], held.threads, held.team)
     return list(zip(nan.tolist(), infinite.tolist(), strict=True))

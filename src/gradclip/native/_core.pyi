@@ -2,7 +2,8 @@
 
 Dtypes: 0 float64, 1 float32, 2 bfloat16, 3 float16. Nothing is checked about the memory itself: it must
 stay alive, and writable where it is written, until the call returns. Lists of different lengths, unknown
-dtypes, negative lengths, p <= 0 and threads < 1 raise ValueError.
+dtypes, negative lengths, p <= 0 and threads < 1 raise ValueError. A team is what `find_team` gave: its threads do
+the work, except after a fork.
 """
 
 from typing import Final, Literal
@@ -14,6 +15,9 @@ BLOCK: Final = 65536
 
 def cpu() -> Literal["baseline", "avx2", "avx512"]:
     """The instruction set in use: the best there is, or that of the environment's GRADCLIP_CPU."""
+
+def find_team() -> int:
+    """The address of OpenMP's entry point in this process, of the first OpenMP that all may see; 0: there is none."""
 
 def open_buffers(arrays: list[object], writable: bool) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint8]]:
     """(addresses, lengths, dtypes) of arrays, which the caller keeps alive.
@@ -34,6 +38,7 @@ def measure(
     p: float,
     divisors: NDArray[np.float64] | None,
     threads: int,
+    team: int = 0,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(powers, peaks): Σ|x / divisor|^p and the largest |x| of each BLOCK elements, array by array.
 
@@ -61,6 +66,7 @@ def count_nonfinite(
     lengths: NDArray[np.int64],
     dtypes: NDArray[np.uint8],
     threads: int,
+    team: int = 0,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(nan, inf): how many of each every array holds."""
 
@@ -71,6 +77,7 @@ def scale(
     dtypes: NDArray[np.uint8],
     coefs: NDArray[np.float64],
     threads: int,
+    team: int = 0,
 ) -> None:
     """Writes the float64 product x * coef, rounded once. A target is its source or apart from it."""
 
@@ -82,6 +89,7 @@ def clamp(
     lows: NDArray[np.float64],
     highs: NDArray[np.float64],
     threads: int,
+    team: int = 0,
 ) -> NDArray[np.uint8]:
     """Writes x within [low, high], bounds that the dtype holds; NaN stays NaN. Says which arrays changed.
 

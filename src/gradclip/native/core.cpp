@@ -44,7 +44,10 @@ void require(bool holds, const char* accepted, const std::string& given) {
     if (!holds) throw nb::value_error((std::string(accepted) + ", not " + given).c_str());
 }
 
-void require_threads(int threads) { require(threads >= 1, "threads must be at least 1", std::to_string(threads)); }
+Threads up_to(int threads, uint64_t team) {
+    require(threads >= 1, "threads must be at least 1", std::to_string(threads));
+    return {threads, (Team)(uintptr_t)team};
+}
 
 void require_p(double p) { require(p > 0, "p must be a number > 0 or inf", std::to_string(p)); }
 
@@ -91,8 +94,7 @@ struct Blocks {
 
     // Calls work(block, its index) for every block.
     template <class Work>
-    void each(int threads, const Work& work) const {
-        require_threads(threads);
+    void each(Threads threads, const Work& work) const {
         nb::gil_scoped_release nogil;
         parallel(threads, bytes, (int64_t)all.size(), [&](int64_t i) { work(all[(size_t)i], (size_t)i); });
     }
@@ -117,12 +119,12 @@ auto open_tensors(nb::list tensors, nb::object exchange) {
 }
 
 auto measure(In<uint64_t> addresses, In<int64_t> lengths, In<uint8_t> dtypes, double p,
-             std::optional<In<double>> divisors, int threads) {
+             std::optional<In<double>> divisors, int threads, uint64_t team) {
     require_p(p);
     if (divisors) require_one_each(*divisors, addresses.shape(0), "there must be one divisor for each address");
     const Blocks blocks(addresses, addresses, lengths, dtypes);
     std::vector<double> powers(blocks.all.size()), peaks(blocks.all.size());
-    blocks.each(threads, [&](const Block& block, size_t i) {
+    blocks.each(up_to(threads, team), [&](const Block& block, size_t i) {
         const double divisor = divisors ? (*divisors)((size_t)block.array) : 1;
         kernels->measure(block.dtype, block.x, block.n, p, divisor, &powers[i], &peaks[i]);
     });
@@ -187,9 +189,9 @@ struct Units {
 };
 
 Out<double> measure_units(uint64_t address, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride, int dtype,
-                          double p, std::optional<In<double>> divisors, int threads) {
+                          double p, std::optional<In<double>> divisors, int most) {
     require_p(p);
-    require_threads(threads);
+    const Threads threads = up_to(most, 0);
     require(dtype >= 0, "dtype must be at least 0", std::to_string(dtype));
     require_dtype(dtype);
     require(rows >= 0 && cols >= 0, "rows and cols must be at least 0", std::to_string(rows) + " and " + std::to_string(cols));
@@ -206,10 +208,10 @@ Out<double> measure_units(uint64_t address, int64_t rows, int64_t cols, int64_t 
     return to_numpy(std::move(powers));
 }
 
-auto count_nonfinite(In<uint64_t> addresses, In<int64_t> lengths, In<uint8_t> dtypes, int threads) {
+auto count_nonfinite(In<uint64_t> addresses, In<int64_t> lengths, In<uint8_t> dtypes, int threads, uint64_t team) {
     const Blocks blocks(addresses, addresses, lengths, dtypes);
     std::vector<int64_t> nans(blocks.all.size()), infs(blocks.all.size());
-    blocks.each(threads, [&](const Block& block, size_t i) {
+    blocks.each(up_to(threads, team), [&](const Block& block, size_t i) {
         kernels->count_nonfinite(block.dtype, block.x, block.n, &nans[i], &infs[i]);
     });
     std::vector<int64_t> nan(addresses.shape(0)), inf(addresses.shape(0));
@@ -220,16 +222,17 @@ auto count_nonfinite(In<uint64_t> addresses, In<int64_t> lengths, In<uint8_t> dt
     return std::make_tuple(to_numpy(std::move(nan)), to_numpy(std::move(inf)));
 }
 
-void scale(In<uint64_t> sources, In<uint64_t> targets, In<int64_t> lengths, In<uint8_t> dtypes, In<double> coefs, int threads) {
+void scale(In<uint64_t> sources, In<uint64_t> targets, In<int64_t> lengths, In<uint8_t> dtypes, In<double> coefs, int threads,
+           uint64_t team) {
     require_one_each(coefs, sources.shape(0), "there must be one coef for each address");
     const Blocks blocks(sources, targets, lengths, dtypes);
-    blocks.each(threads, [&](const Block& block, size_t) {
+    blocks.each(up_to(threads, team), [&](const Block& block, size_t) {
         kernels->scale(block.dtype, block.x, block.y, block.n, coefs((size_t)block.array));
     });
 }
 
 Out<uint8_t> clamp(In<uint64_t> sources, In<uint64_t> targets, In<int64_t> lengths, In<uint8_t> dtypes, In<double> lows,
-                   In<double> highs, int threads) {
+                   In<double> highs, int threads, uint64_t team) {
     require_one_each(lows, sources.shape(0), "there must be one low for each address");
     require_one_each(highs, sources.shape(0), "there must be one high for each address");
     for (size_t i = 0; i < sources.shape(0); i++)
@@ -237,7 +240,7 @@ Out<uint8_t> clamp(In<uint64_t> sources, In<uint64_t> targets, In<int64_t> lengt
                 std::to_string(lows(i)) + " and " + std::to_string(highs(i)));
     const Blocks blocks(sources, targets, lengths, dtypes);
     std::vector<uint8_t> hits(blocks.all.size()), changed(sources.shape(0));
-    blocks.each(threads, [&](const Block& block, size_t i) {
+    blocks.each(up_to(threads, team), [&](const Block& block, size_t i) {
         const size_t array = (size_t)block.array;
         hits[i] = kernels->clamp(block.dtype, block.x, block.y, block.n, lows(array), highs(array));
     });
@@ -286,16 +289,20 @@ void choose_cpu() {
 
 NB_MODULE(_core, m) {
     choose_cpu();
+    in_process_of_birth();
     m.attr("BLOCK") = BLOCK;
     m.def("cpu", [] { return cpu; });
+    m.def("find_team", [] { return (uint64_t)(uintptr_t)find_team(); });
     m.def("open_buffers", open_buffers, "arrays"_a, "writable"_a);
     m.def("open_tensors", open_tensors, "tensors"_a, "exchange"_a);
-    m.def("measure", measure, "addresses"_a, "lengths"_a, "dtypes"_a, "p"_a, "divisors"_a.none(), "threads"_a);
+    m.def("measure", measure, "addresses"_a, "lengths"_a, "dtypes"_a, "p"_a, "divisors"_a.none(), "threads"_a,
+          "team"_a = 0);
     m.def("measure_units", measure_units, "address"_a, "rows"_a, "cols"_a, "row_stride"_a, "col_stride"_a, "dtype"_a,
           "p"_a, "divisors"_a.none(), "threads"_a);
-    m.def("count_nonfinite", count_nonfinite, "addresses"_a, "lengths"_a, "dtypes"_a, "threads"_a);
-    m.def("scale", scale, "sources"_a, "targets"_a, "lengths"_a, "dtypes"_a, "coefs"_a, "threads"_a);
-    m.def("clamp", clamp, "sources"_a, "targets"_a, "lengths"_a, "dtypes"_a, "lows"_a, "highs"_a, "threads"_a);
+    m.def("count_nonfinite", count_nonfinite, "addresses"_a, "lengths"_a, "dtypes"_a, "threads"_a, "team"_a = 0);
+    m.def("scale", scale, "sources"_a, "targets"_a, "lengths"_a, "dtypes"_a, "coefs"_a, "threads"_a, "team"_a = 0);
+    m.def("clamp", clamp, "sources"_a, "targets"_a, "lengths"_a, "dtypes"_a, "lows"_a, "highs"_a, "threads"_a,
+          "team"_a = 0);
 }
 
 }  // namespace gradclip
