@@ -10,6 +10,7 @@ from .bench import bench
 from .clip import clip
 from .demo import demo
 from .errors import UserError, printable
+from .replay import replay
 from .verify.command import verify
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app.command()(demo)
 app.command()(clip)
 app.command()(bench)
 app.command()(verify)
+app.command()(replay)
 
 
 def _version(wanted: bool) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pkgutil import iter_modules
 from typing import Annotated, Any
@@ -28,7 +28,6 @@ from .page import rendered
 from .stdout import show
 
 NAMES = frozenset(module.name for module in iter_modules(benchmarks.__path__)) - {"timing"}
-PACKAGES = {"paddle": "paddlepaddle"}  # where the package that is installed has another name
 
 
 def bench(
@@ -42,8 +41,8 @@ def bench(
     """Time clipping in turns with what it is held against; medians, as ratios, in one process for each framework."""
     names = [_known(name) for name in frameworks or _installed()]
     alone = len(names) == 1
+    machine = _machine() | {name: _version(name) for name in names if name != "numpy"}
     results = [row for name in names for row in (_run(name, power, rounds) if alone else _apart(name, power, rounds))]
-    machine = _machine() | {name: version(PACKAGES.get(name, name)) for name in names if name != "numpy"}
     show(json.dumps(machine | {"rows": [row._asdict() for row in results]}) if as_json else _report(results, machine))
 
 
@@ -53,6 +52,11 @@ def _known(name: str) -> str:
     if find_spec(name) is None:
         raise UserError(f"--framework {name}: {name} is not installed here")
     return name
+
+
+def _version(name: str) -> str:
+    """Of the package that has this module, which may go by another name: tensorflow-cpu, paddlepaddle."""
+    return version(packages_distributions()[name][0])
 
 
 def _installed() -> list[str]:

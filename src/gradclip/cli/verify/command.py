@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from os import environ, pathsep
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Annotated, Any
@@ -18,13 +17,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from ..errors import UserError
 from ..files import replacing
 from ..stdout import show
-from . import frameworks
+from . import distributed, frameworks
 from .html import page
 from .table import report
+from .worker_process import last, started
 
 NAMES = sorted(module.name for module in iter_modules(frameworks.__path__) if not module.name.startswith("_"))
 NEEDS = {"jax": ("jax", "optax"), "mindspore": ("mindspore",), "tensorflow": ("tensorflow",)}
-PACKAGE = Path(__file__).parents[3]
 PATIENCE = 600  # seconds that one framework may take
 Result = dict[str, Any]
 
@@ -37,8 +36,12 @@ def verify(
     names: Annotated[list[str] | None, typer.Option("--framework", help="Only this one; repeatable.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
     html: Annotated[Path | None, typer.Option("--html", help="Write the report as one page, too.")] = None,
+    ranks: Annotated[bool, typer.Option("--distributed", help="PyTorch alone, on 2 and 4 processes, in every layout.")] = False,
 ) -> None:
     """Compare the library with float64 and with every framework's own functions; exit code 1 if ours disagrees."""
+    if ranks:
+        _verify_distributed(pythons or [], names, as_json, html)
+        return
     for name in names or []:
         if name not in NAMES:
             raise UserError(f"--framework must be one of {', '.join(NAMES)}; got {name!r}")
@@ -48,6 +51,19 @@ def verify(
             written.write_text(page(results), encoding="utf-8")
     show(json.dumps({"frameworks": results}) if as_json else report(results))
     if any(not row["ours"]["ok"] for result in results for row in result.get("rows", [])):
+        raise typer.Exit(1)
+
+
+def _verify_distributed(pythons: list[Path], names: list[str] | None, as_json: bool, html: Path | None) -> None:
+    if html is not None or (names or ["torch"]) != ["torch"]:
+        raise UserError("--distributed is of PyTorch, and prints a table or --json: leave out --html and --framework")
+    python = _found([Path(sys.executable), *pythons], ["torch"])["torch"]
+    if python is None:
+        raise UserError("--distributed needs PyTorch: pip install torch, or name another environment's Python with --python")
+    with Console(stderr=True).status("2 and 4 processes try every layout"):
+        rows = distributed.rows(python)
+    show(json.dumps({"rows": rows}) if as_json else distributed.report(rows))
+    if not all(row["ours"]["ok"] for row in rows):
         raise typer.Exit(1)
 
 
@@ -79,25 +95,11 @@ def _run(places: dict[str, Path | None]) -> list[Result]:
 
 def _worked(name: str, python: Path) -> Result:
     """What the framework's process found; one that crashes is told of, and does not stop the others."""
-    paths = [str(PACKAGE), *filter(None, [environ.get("PYTHONPATH")])]
-    apart = Path(python) != Path(sys.executable)
-    environment = dict(environ) | ({"PYTHONPATH": pathsep.join(paths)} if apart else {})
     try:
-        done = subprocess.run(
-            [python, "-m", "gradclip.cli.verify.worker", name],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE,
-            env=environment,
-        )
+        done = subprocess.run(started(python, "worker", name), capture_output=True, text=True, check=False, timeout=PATIENCE)
     except subprocess.TimeoutExpired:
         return {"framework": name, "said": f"did not end within {PATIENCE} seconds"}
     if done.returncode:
-        return {"framework": name, "said": f"its process ended with exit code {done.returncode}: {_last(done.stderr)}"}
+        return {"framework": name, "said": f"its process ended with exit code {done.returncode}: {last(done.stderr)}"}
     result: Result = json.loads(done.stdout.splitlines()[-1])
     return result
-
-
-def _last(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no message")[:200]

@@ -105,7 +105,8 @@ def _relative(a: float, b: float) -> float:
 
 
 def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}"[:160]
 
 
 if __name__ == "__main__":

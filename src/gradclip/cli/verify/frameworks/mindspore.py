@@ -8,6 +8,8 @@ from mindspore import nn, ops
 
 from ._own import Array, Framework, Own
 
+ms.runtime.launch_blocking()  # else an error shows at a later call
+
 
 def by_value(grads: list[Array], limit: float) -> tuple[list[Array], None]:
     return list(ops.clip_by_value(grads, ms.Tensor(-limit, grads[0].dtype), ms.Tensor(limit, grads[0].dtype))), None
