@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from gradclip import Bounds, Clipper, MaxNorm, NonFiniteError
+from gradclip.clipper import Counts
 
 
 def f32(*values):
@@ -145,3 +146,9 @@ def test_wrong_arguments_are_told_at_once():
         Clipper(1.0)
     with pytest.raises(ValueError, match="nonfinite"):
         Clipper(MaxNorm(1.0), nonfinite="warn")
+
+
+def test_a_step_that_is_left_out_was_not_clipped():
+    """Under a tracer its gradients become zeros, which is a change."""
+    assert Counts().plus(np.True_, np.False_, np.True_) == Counts(steps=1, skipped=1, nonfinite=1)
+    assert Counts().plus(np.True_, np.True_, np.False_) == Counts(steps=1, clipped=1)

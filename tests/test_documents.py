@@ -1,12 +1,47 @@
-"""The numbers printed in the texts that the project started from: three ways to clip, in NumPy, beside the frameworks.
+"""The pages on the rules, whose examples run; and the numbers printed in the texts that the project started from.
 
-In those texts the comparison by value clips one array in place and compares it with itself. Here both sides are copies.
+Those are three ways to clip, in NumPy, beside the frameworks. There the comparison by value clips one array in place and
+compares it with itself. Here both sides are copies.
 """
+
+import doctest
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gradclip
+from gradclip.cli._rule_expression import RULES
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = [DOCS / "rules.md", *sorted((DOCS / "rules").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_examples_on_a_page_run(page):
+    failed, tried = doctest.testfile(str(page), module_relative=False, optionflags=doctest.ELLIPSIS, encoding="utf-8")
+    assert tried > 0
+    assert failed == 0
+
+
+def test_every_rule_has_a_page_and_a_row():
+    assert {page.stem for page in PAGES} == {*RULES, "published", "rules"}
+    rows = re.findall(r"^\| \[`(\w+)\(.*?\)`\]\(rules/\1\.md\)", PAGES[0].read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(rows) == sorted(RULES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_links_to_is_there(page):
+    links = re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_picture_is_shown_and_small():
+    shown = set(re.findall(r"\(([\w-]+\.png)\)", "".join(page.read_text(encoding="utf-8") for page in PAGES)))
+    pictures = {path.name: path.stat().st_size for path in (DOCS / "rules").glob("*.png")}
+    assert set(pictures) == shown
+    assert max(pictures.values()) < 60_000
 
 
 @pytest.fixture

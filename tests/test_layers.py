@@ -59,6 +59,15 @@ def imports(source, module):
     return {name for name in own if name}, foreign
 
 
+def belongs(module, framework):
+    """Is it this framework's backend, or a part of it, `_torch_shares` of `torch`?"""
+    return module == f"backends/{framework}" or module.startswith(f"backends/_{framework}_")
+
+
+def allowed_to_a_backend(module):
+    return FRAMEWORK | {part for part in MODULES if belongs(part, module.removeprefix("backends/"))}
+
+
 def faults(source, module):
     own, foreign = imports(source, module)
     wrong = []
@@ -70,9 +79,9 @@ def faults(source, module):
             name for name in own if name.startswith("integrations/") and "benchmarks" not in module and "verify" not in module
         ]
     else:
-        wrong += sorted(own - ALLOWED.get(module, FRAMEWORK if module.startswith("backends/") else set()))
+        wrong += sorted(own - ALLOWED.get(module, allowed_to_a_backend(module) if module.startswith("backends/") else set()))
     if not module.startswith("integrations/") and not module.startswith(("cli/verify", "cli/benchmarks/")):
-        wrong += sorted(name for name in foreign & FRAMEWORKS if module != f"backends/{name}")
+        wrong += sorted(name for name in foreign & FRAMEWORKS if not belongs(module, name))
     if not module.startswith("cli/"):
         wrong += sorted(foreign & CLI_PACKAGES)
     if "numpy" in foreign and not module.startswith(("backends/", "cli/", "integrations/")):
@@ -93,6 +102,8 @@ def test_arrows_point_down(module):
         ("from ..clip import clip", "backends/numpy", "clip"),
         ("import torch", "backends/jax", "torch"),
         ("import torch", "backends/torch", None),
+        ("import torch", "backends/_torch_shares", None),
+        ("import torch", "backends/_blocks", "torch"),
         ("import numpy as np", "clip", "numpy"),
         ("from rich import print", "clipper", "rich"),
     ],
@@ -124,9 +135,18 @@ def test_the_test_of_the_import_can_fail():
     assert loaded_by("hypothesis") == ["hypothesis"]
 
 
-TIME = "import numpy, time; start = time.process_time(); import gradclip; print(time.process_time() - start)"
+TIMES = """
+import time
+times = [time.process_time()]
+import numpy
+times.append(time.process_time())
+import gradclip
+times.append(time.process_time())
+print((times[2] - times[1]) / (times[1] - times[0]))
+"""
 
 
-def test_importing_gradclip_is_quick():
-    times = [float(subprocess.check_output([sys.executable, "-c", TIME])) for _ in range(7)]
-    assert min(times) < 0.05
+def test_importing_gradclip_takes_less_than_half_of_what_numpy_takes():
+    """NumPy has to be there in any case, and is a measure that the machine does not change."""
+    ratios = [float(subprocess.check_output([sys.executable, "-c", TIMES])) for _ in range(7)]
+    assert min(ratios) < 0.5

@@ -18,7 +18,7 @@ from .call import NO_P, SCOPES, Call, as_it_is, one_of, order_of, resolve
 from .clipped import Clipped
 from .layout import Layout, Unit, layout_of
 from .measure import Reduce, given, measure, measure_elements
-from .rule import Measured, Rule, State, Threshold
+from .rule import Measured, Rule, State, Threshold, fits
 from .rules import Bounds, MaxNorm
 from .step import Step, Writer
 
@@ -190,6 +190,8 @@ def _run(opened: Gradients, call: Call, weights: Any, state: State | None, write
         layout = layout_of(opened, call.scope, call.unit, call.rule)
         measured = _measured(layout, call, weights)
         before = _like_the_norm(_state(call.rule, state), measured.norm, opened)
+        if before and on_host(measured.norm):
+            _check_shapes(call.rule, before, layout)
         step = Step(layout, call, measured, before, write, ops_for(measured.norm))
         return eager.clipped(step) if on_host(measured.norm) else traced.clipped(step)
 
@@ -199,6 +201,15 @@ def _like_the_norm(state: State, norm: Array, opened: Gradients) -> State:
     if not on_host(norm):
         return tuple(opened.backend.field(entry, opened.arrays()) for entry in state)
     return tuple(opened.backend.known(entry) if hasattr(entry, "shape") else entry for entry in state)
+
+
+def _check_shapes(rule: Rule, state: State, layout: Layout) -> None:
+    if not fits(rule, state, layout.zero()):
+        found = ", ".join(str(getattr(entry, "shape", entry)) for entry in state)
+        raise ValueError(
+            f"state= is not one of {rule!r} for norms of shape {layout.shape()}, but of another rule, window, scope or tree; "
+            f"its entries have the shapes {found}"
+        )
 
 
 def _measured(layout: Layout, call: Call, weights: Any) -> Measured:
@@ -235,8 +246,8 @@ def _weights(layout: Layout, call: Call, weights: Any) -> Array:
     for path, x, w in zip(opened.paths(), opened.xs, theirs.xs, strict=True):
         if (x is None) < (w is None) or (x is not None and tuple(x.shape) != tuple(w.shape)):
             raise ValueError(f"weights= must have the gradients' shapes; {path or 'the gradient'}: {_shape(x)} and {_shape(w)}")
-    kept = [None if x is None else w for x, w in zip(opened.xs, theirs.xs, strict=True)]
-    return measure(layout._replace(opened=open_gradients(kept)), call.p, call.reduce).norm
+    kept = theirs.only([x is not None for x in opened.xs])
+    return measure(layout._replace(opened=kept), call.p, call.reduce).norm
 
 
 def _shape(x: Array) -> Any:

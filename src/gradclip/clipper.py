@@ -13,7 +13,7 @@ from .clip import clip, init
 from .clipped import Clipped
 from .layout import Unit
 from .measure import Reduce
-from .rule import Rule, State
+from .rule import Rule, State, fits
 
 Array = Any
 VERSION = 1
@@ -29,10 +29,10 @@ class Counts(NamedTuple):
     nonfinite: int = 0
 
     def plus(self, clipped: Array, finite: Array, skipped: Array) -> Counts:
-        """The counts with one more call, whose flags are read now."""
-        return Counts(
-            self.steps + 1, self.clipped + bool(clipped), self.skipped + bool(skipped), self.nonfinite + (not bool(finite))
-        )
+        """The counts with one more call, whose flags are read now; a step that is left out was not clipped."""
+        out = bool(skipped)
+        taken = bool(clipped) and not out
+        return Counts(self.steps + 1, self.clipped + taken, self.skipped + out, self.nonfinite + (not bool(finite)))
 
 
 class Clipper:
@@ -59,7 +59,7 @@ class Clipper:
         self._counts = Counts()
         self._flags: list[tuple[Array, Array, Array]] = []
         self._state: State | None = None
-        self._kind: type[Rule] = type(rule)
+        self._kind = rule.kind()
         self._told = 0
 
     @as_it_is
@@ -90,7 +90,7 @@ class Clipper:
             reduce=reduce,
             norm=norm,
         )
-        self._state, self._kind = clipped.state, type(self.rule)
+        self._state, self._kind = clipped.state, self.rule.kind()
         self._flags.append((clipped.clipped, clipped.finite, clipped.skipped))
         if len(self._flags) == UNREAD:
             self._read()
@@ -109,7 +109,7 @@ class Clipper:
 
     def _tell(self) -> None:
         rebased = None if self._state is None else self.rule.rebased(self._state)
-        times = 0 if rebased is None else int(host.field(rebased).max(initial=0))
+        times = 0 if rebased is None else int(host.field(rebased).sum())
         if times > self._told:
             plural = "s" * (times > 1)
             warnings.warn(
@@ -145,23 +145,22 @@ class Clipper:
             if saved.get(name) != ours:
                 raise ValueError(f"this state is of {name} {saved.get(name)!r}, and the clipper of {ours!r}")
         state, counts = _loaded(saved, self.rule)
-        self._state, self._counts, self._flags, self._kind = state, counts, [], type(self.rule)
+        self._state, self._counts, self._flags, self._kind = state, counts, [], self.rule.kind()
 
     def _header(self) -> dict[str, Any]:
         call = resolve(self.rule, self.scope, self.p, self.nonfinite)
         return {
             "version": VERSION,
-            "rule": type(self.rule).__name__,
+            "rule": self.rule.kind(),
             "scope": call.scope,
             "p": call.p if math.isfinite(call.p) else "inf",
         }
 
     def _state_for(self, grads: Any) -> State | None:
         resolve(self.rule, self.scope, self.p, self.nonfinite)  # the rule may have been replaced
-        fresh = self.rule.init(0.0)
-        if not fresh:
+        if not self.rule.init(0.0):
             return ()
-        goes_on = self._state is not None and self._kind is type(self.rule) and len(self._state) == len(fresh)
+        goes_on = self._state is not None and self._kind == self.rule.kind() and fits(self.rule, self._state)
         return self._state if goes_on else init(grads, self.rule, self.scope)
 
 
@@ -176,6 +175,8 @@ def _loaded(saved: dict[str, Any], rule: Rule) -> tuple[State | None, Counts]:
         raise ValueError(f"this is no state of a Clipper: {counts}")
     if state is not None and len(state) != len(rule.init(0.0)):
         raise ValueError(f"this state has {len(state)} entries, and {rule!r} needs {len(rule.init(0.0))}")
+    if state is not None and not fits(rule, state):
+        raise ValueError(f"this state is of another window than that of {rule!r}")
     return state, counts
 
 

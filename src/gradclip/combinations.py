@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from fnmatch import translate
 from typing import Any, ClassVar
@@ -65,6 +65,12 @@ class Both(Rule):
     def passed(self, state: State) -> State:
         each = zip(self.rules, parts(self.rules, state), strict=True)
         return tuple(entry for rule, own in each for entry in rule.passed(own))
+
+    def kind(self) -> str:
+        return f"Both({', '.join(rule.kind() for rule in self.rules)})"
+
+    def rebased(self, state: State) -> Array | None:
+        return added(rule.rebased(own) for rule, own in zip(self.rules, parts(self.rules, state), strict=True))
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,9 @@ class Skip(Rule):
 
     def passed(self, state: State) -> State:
         return (*self.inner.passed(state[:-1]), state[-1])
+
+    def kind(self) -> str:
+        return f"Skip({self.inner.kind()})"
 
     def rebased(self, state: State) -> Array | None:
         return self.inner.rebased(state[:-1])
@@ -227,6 +236,15 @@ class Groups(Rule):
         each = zip(rules, parts(rules, state), strict=True)
         return tuple(entry for rule, own in each if rule is not None for entry in rule.passed(own))
 
+    def kind(self) -> str:
+        each = (f"{pattern!r}: {rule and rule.kind()}" for pattern, rule in self.rules.items())
+        return f"Groups({', '.join(each)})"
+
+    def rebased(self, state: State) -> Array | None:
+        rules = list(self.rules.values())
+        each = zip(rules, parts(rules, state), strict=True)
+        return added(rule.rebased(own) for rule, own in each if rule is not None)
+
 
 def check_part(whole: str, rule: Any) -> None:
     """TypeError or ValueError for what cannot be a part of another rule."""
@@ -246,6 +264,12 @@ def parts(rules: Sequence[Rule | None], state: State) -> list[State]:
         found.append(state[first : first + size])
         first += size
     return found
+
+
+def added(counts: Iterable[Array | None]) -> Array | None:
+    """Their sum, of those that there are; None where there is none."""
+    known = [count for count in counts if count is not None]
+    return sum(known[1:], known[0]) if known else None
 
 
 def part_of(measured: Measured, i: int) -> Measured:

@@ -82,9 +82,9 @@ def divided_if_reached(norm: Array, limit: Array, ops: Any) -> Array:
 
 
 def divided_unless_below(norm: Array, limit: Array, ops: Any) -> Array:
-    """1 where norm < limit, else limit / norm."""
+    """1 where norm < limit, else 1 / norm · limit."""
     below = norm < limit
-    return ops.where(below, 1.0, limit / ops.where(below, 1.0, norm))
+    return ops.where(below, 1.0, (1.0 / ops.where(below, 1.0, norm)) * limit)
 
 
 def floored(norm: Array, limit: Array, ops: Any) -> Array:

@@ -18,23 +18,36 @@ SMALLEST, LARGEST = 1e-270, 1e300  # between them a float64 coefficient has not 
 
 def measure(layout: Layout, p: float, reduce: Reduce | None = None) -> Measured:
     """Every norm of the layout."""
-    backend = layout.opened.backend
+    opened, reduce = _joined(layout.opened, reduce)
+    layout, backend = layout._replace(opened=opened), opened.backend
 
     def power(p: float, divisors: Array = None) -> Array:
         return _reduced(layout.powers(p, divisors), p, reduce, backend)
 
     powers = power(p)
     norm = backend.root(powers, p)
-    if p != math.inf and not backend.fits(layout.opened.arrays(), p):
+    alike = reduce is not None and on_host(powers)  # then all processes have to come to the same branch, whatever they hold
+    if p != math.inf and (alike or not backend.fits(layout.opened.arrays(), p)):
         norm = _in_range(norm, backend.lost(powers, p), power, p, backend)
     return Measured(norm)
 
 
 def measure_elements(opened: Gradients, reduce: Reduce | None = None) -> Measured:
     """The largest |g|, and that of every array."""
+    opened, reduce = _joined(opened, reduce)
     backend, xs = opened.backend, opened.arrays()
     peaks = backend.powers(xs, [1] * len(xs), math.inf)
     return Measured(_reduced(backend.peak(peaks), math.inf, reduce, backend), peaks=peaks)
+
+
+def _joined(opened: Gradients, reduce: Reduce | None) -> tuple[Gradients, Reduce | None]:
+    """How powers are joined with those of other processes: as the arrays themselves know, or as the caller says."""
+    if reduce is None or opened.reduce is None:
+        return opened, reduce or opened.reduce
+    alone = getattr(opened.backend, "alone", None)
+    if alone is None:
+        raise ValueError("these gradients know the processes that they are spread over: reduce= would count them twice")
+    return opened._replace(present=alone(opened.present)), reduce
 
 
 def _in_range(norm: Array, lost: Array, power: Callable[..., Array], p: float, backend: Backend) -> Array:
@@ -58,9 +71,10 @@ def _reduced(power: Array, p: float, reduce: Reduce | None, backend: Backend) ->
     ops = backends.ops_for(power)
     if p == math.inf:
         nan = power != power
-        sent = backend.stack([ops.where(nan, 0.0, power), ops.where(nan, 1.0, 0.0)])
-        peak, lost = _returned(reduce(backend.field(sent, []), p), sent, backend)
-        return ops.where(lost > 0, math.nan, peak)
+        none, one = ops.like(power, 0.0), ops.like(power, 1.0)
+        sent = backend.stack([ops.where(nan, none, power), ops.where(nan, one, none)])
+        found = _returned(reduce(backend.field(sent, []), p), sent, backend)
+        return ops.where(found[1] > 0, math.nan, found[0])  # by index: TensorFlow's graph does not unpack
     return _returned(reduce(backend.field(power, []), p), power, backend)
 
 

@@ -57,6 +57,10 @@ class Rule:
         """How often the rule took a new level for granted, after too many clips in a row; None: it never does."""
         return None
 
+    def kind(self) -> str:
+        """What a saved state belongs to: the rule's name, and those of its parts."""
+        return type(self).__name__
+
     def passed(self, state: State) -> State:
         """The state after a step that was taken though its norm was not finite, and so is not taken in."""
         return state
@@ -142,6 +146,25 @@ def count(name: str, value: Any) -> None:
     """Raises for what is no whole number > 0."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a whole number > 0; got {value!r}")
+
+
+def fits(rule: Rule, state: State, zero: Array | None = None) -> bool:
+    """Can this be a state of the rule, for norms of the shape of `zero` where that is known?"""
+    begun = rule.init(0.0 if zero is None else zero)
+    return len(state) == len(begun) and all(_entry_fits(*pair, zero) for pair in zip(state, begun, strict=True))
+
+
+def _entry_fits(entry: Any, begun: Any, zero: Array | None) -> bool:
+    if not hasattr(entry, "shape") and not isinstance(entry, Real):
+        return False
+    found, first = _shape(entry), _shape(begun)
+    if zero is None:
+        return found[: len(first)] == first
+    return found == first or (first == () and found == _shape(zero))  # a rule may begin with a number for all
+
+
+def _shape(entry: Any) -> tuple[int, ...]:
+    return (len(entry),) if isinstance(entry, list) else tuple(getattr(entry, "shape", ()))
 
 
 def window(zero: Array, size: int) -> Array:

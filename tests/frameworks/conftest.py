@@ -11,12 +11,8 @@ def pytest_addoption(parser):
 def pytest_ignore_collect(collection_path, config):
     """The other frameworks' tests are not even imported."""
     stem, name = collection_path.stem, config.getoption("--framework")
-    return True if stem.startswith("test_") and stem != "test_conformance" and not stem.startswith(f"test_{name}_") else None
-
-
-def pytest_configure(config):
-    # Paddle says so wherever no ccache is installed, when it is imported
-    config.addinivalue_line("filterwarnings", "ignore:No ccache found:UserWarning")
+    of_all = stem in ("test_conformance", "test_conventions") or (stem == "test_command_line" and name != "keras")
+    return True if stem.startswith("test_") and not of_all and not stem.startswith(f"test_{name}_") else None
 
 
 def pytest_collection_modifyitems(config, items):

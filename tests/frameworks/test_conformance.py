@@ -89,11 +89,11 @@ def leaves(tree):
     return [] if tree is None else [tree]
 
 
-def run(frame, mode, grads, rule, scope, p=2, policy="keep"):
+def run(frame, mode, grads, rule, scope, p=2, policy="keep", reduce=None):
     """The clip in this mode, its arrays read as NumPy; its tree flattened."""
 
     def work(grads):
-        done = clip(grads, rule, scope=scope, p=p, nonfinite=policy)
+        done = clip(grads, rule, scope=scope, p=p, nonfinite=policy, reduce=reduce)
         return done.grads, done.norm, done.limit, done.coef, done.clipped, done.finite, done.skipped
 
     fields = frame.modes[mode](work)(mapped(frame.make, grads))
@@ -182,6 +182,30 @@ def test_the_range(frame, mode, scope):
         np.testing.assert_allclose(np.float64(got["norm"]), want.norm, rtol=1e-6)
         assert bool(got["clipped"]) == bool(want.clipped)
         np.testing.assert_allclose(leaves(got["grads"])[0], leaves(want.grads)[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("scope", "p"), [*((scope, p) for scope in ("global", "tensor") for p in (1, 2, 3, inf)), ("element", 2)]
+)
+def test_joined_with_another_process(frame, mode, scope, p):
+    """As if another one had the same gradients."""
+
+    def reduce(power, p):
+        return power if p == inf else power + power
+
+    joined = scope != "element" and p != inf
+    want = clip(tree(np.float64), MaxNorm(0.7), scope=scope, p=p)
+    got = run(frame, mode, tree(), MaxNorm(0.7), scope, p, reduce=reduce)
+    np.testing.assert_allclose(np.float64(got["norm"]), want.norm * (2 ** (1 / p) if joined else 1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("scope", ["global", "tensor", "element"])
+def test_a_limit_of_the_frameworks_own(frame, mode, scope):
+    """A 0-d array of every type, given to eager gradients and in a trace."""
+    want = clip(tree(), MaxNorm(0.5), scope=scope)
+    for dtype in frame.dtypes:
+        got = run(frame, mode, tree(), MaxNorm(frame.make(np.asarray(0.5, dtype))), scope)
+        assert_same(got, want, np.float32, mode in frame.traced)
 
 
 def test_nothing_to_clip_is_untouched(frame, mode):

@@ -36,6 +36,18 @@ class Gradients(NamedTuple):
         """The arrays alone."""
         return self.present
 
+    @property
+    def reduce(self) -> Callable[[Any, float], Any] | None:
+        """How norms over these become norms over all processes, for arrays that are spread over several and know it."""
+        return getattr(self.present, "reduce", None)
+
+    def only(self, kept: list[bool]) -> Gradients:
+        """The same with None for those of the leaves that are not kept."""
+        places = [k for k, keep in enumerate(keep for keep, x in zip(kept, self.xs, strict=True) if x is not None) if keep]
+        xs = [x if keep else None for keep, x in zip(kept, self.xs, strict=True)]
+        present = cast("list[Any]", self.backend.pick(self.present, places))
+        return self._replace(xs=xs, present=present, gaps=any(x is None for x in xs))
+
     def replaced(self, new: list[Any]) -> Any:
         """The tree with new arrays, one for each of `arrays()`; a leaf whose array stayed the same is itself."""
         if all(map(operator.is_, new, self.arrays())):
@@ -46,10 +58,12 @@ class Gradients(NamedTuple):
 
 
 def open_gradients(tree: Any, *, writable: bool = False) -> Gradients:
-    """The leaves of a tree as arrays of the one framework that they belong to.
+    """The leaves of a tree as arrays of the one framework that they belong to; one that was opened already is itself.
 
     TypeError, naming the leaf, for anything but floating or complex arrays; ValueError for one that cannot be written.
     """
+    if isinstance(tree, Gradients):
+        return tree
     tree = settled(tree)
     leaves, rebuild = flatten(tree)
     if writable:

@@ -67,7 +67,10 @@ def take(x: Array, place: Any) -> Array:
 def scalar(value: Any) -> Any:
     if getattr(value, "shape", None) != ():
         return value
-    return value.item() if hasattr(value, "item") else np.asarray(value).item()
+    if hasattr(value, "item"):
+        return value.item()
+    value = value.numpy() if hasattr(value, "numpy") else value  # NumPy itself reads no bfloat16 of TensorFlow
+    return np.asarray(value).item()
 
 
 def any(x: Array) -> Any:

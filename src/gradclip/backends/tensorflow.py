@@ -98,7 +98,8 @@ def norms(name: str, x: Any) -> Array:
     x = tf.convert_to_tensor(x)
     if not (x.dtype.is_floating or x.dtype.is_integer):
         raise TypeError(f"{name} must be real numbers; got {x!r}")
-    return host.norms(name, np.asarray(x)) if _readable([x]) else tf.cast(x, tf.float64)
+    wide = tf.cast(x, tf.float64)  # NumPy cannot read a single bfloat16
+    return host.norms(name, np.asarray(wide)) if _readable([x]) else wide
 
 
 def field(x: Any, xs: Sequence[Array] = ()) -> Array:

@@ -52,7 +52,7 @@ class VariableClipper:
     @property
     def counts(self) -> Counts:
         """How many steps were taken, and what came of them."""
-        steps, changed, nonfinite = keras.ops.convert_to_numpy(self._counts).tolist()
+        steps, changed, nonfinite = self._counts.numpy().tolist()
         return Counts(steps, changed, 0, nonfinite)
 
     def build(self, optimizer: Any, weights: Sequence[Any]) -> None:

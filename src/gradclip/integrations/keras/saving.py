@@ -57,7 +57,7 @@ def saved(value: Value) -> Value:
         if isinstance(value, kind):
             return {name: write(value)}
     if getattr(value, "shape", None) == ():
-        number = float(keras.ops.convert_to_numpy(value))
+        number = float(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(value)))
         return {"variable": number} if isinstance(value, keras.Variable) else saved(number)
     return {"object": _object(value)}
 
