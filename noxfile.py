@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import nox
+from nox.command import CommandFailed
 
 nox.options.default_venv_backend = "venv"
 nox.options.error_on_missing_interpreters = True
@@ -59,12 +61,31 @@ PRELOADED = ["libasan.so", "libstdc++.so.6"]
 built: dict[str, str] = {}
 
 
+def tried_again(session: nox.Session, download: Callable[[], object]) -> None:
+    """Three times at most, since pip gives up at a download that breaks off."""
+    for left in (2, 1, 0):
+        try:
+            download()
+        except CommandFailed:
+            if not left:
+                raise
+            session.warn(f"that did not work; tried again, {left} more at most")
+        else:
+            return
+
+
+def install(session: nox.Session, *wanted: str, env: dict[str, str] | None = None) -> None:
+    """These packages in the session's environment."""
+    tried_again(session, lambda: session.install(*wanted, env=env))
+
+
 def wheel(session: nox.Session, name: str = "native", env: dict[str, str] | None = None) -> str:
     """The wheel of this tree, built by the first session that asks."""
     if name not in built:
         folder = DIST / name
         shutil.rmtree(folder, ignore_errors=True)
-        session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), ".", env=env)
+        words = ["wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), "."]
+        tried_again(session, lambda: session.run("python", "-m", "pip", *words, env=env))
         built[name] = str(next(folder.glob("gradclip-*.whl")).resolve())
     return built[name]
 
@@ -83,20 +104,20 @@ def group(name: str) -> tuple[str, ...]:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    session.install(*group("lint"))
+    install(session, *group("lint"))
     session.run("ruff", "format", "--check", *SOURCES)
     session.run("ruff", "check", *SOURCES)
 
 
 @nox.session
 def types(session: nox.Session) -> None:
-    session.install("nox", f"{wheel(session)}[cli]", *group("lint"))
+    install(session, "nox", f"{wheel(session)}[cli]", *group("lint"))
     session.run("mypy")
 
 
 @nox.session
 def core(session: nox.Session) -> None:
-    session.install(f"{wheel(session)}[cli]", *group("test"))
+    install(session, f"{wheel(session)}[cli]", *group("test"))
     session.run("pytest", "--numprocesses=2", *native_tests(session), *session.posargs)
     of_frameworks = [f"--ignore-glob=*/{name}" for name in (*FRAMEWORK_ONLY, *RANK_ONLY)]
     session.run("pytest", "--doctest-modules", "--pyargs", "gradclip", "--doctest-glob=README.md", "README.md", *of_frameworks)
@@ -107,7 +128,7 @@ def core(session: nox.Session) -> None:
 def tests(session: nox.Session, framework: str) -> None:
     """One framework: every rule in every mode that it has, its faces, its page of the documentation, its examples."""
     packages, faces, pages, keras = FRAMEWORKS[framework]
-    session.install(f"{wheel(session)}[cli]", *packages, *group("test"))
+    install(session, f"{wheel(session)}[cli]", *packages, *group("test"))
     session.run("pytest", "--numprocesses=2", "tests/frameworks", f"--framework={framework}", *session.posargs)
     if keras:
         there = {"KERAS_BACKEND": keras}
@@ -121,14 +142,14 @@ def tests(session: nox.Session, framework: str) -> None:
 @nox.session
 def oldest(session: nox.Session) -> None:
     """The oldest NumPy that is promised."""
-    session.install(f"{wheel(session)}[cli]", *group("test"), "numpy==1.26.*")
+    install(session, f"{wheel(session)}[cli]", *group("test"), "numpy==1.26.*")
     session.run("pytest", "--numprocesses=2", *native_tests(session), *session.posargs)
 
 
 @nox.session
 def pure(session: nox.Session) -> None:
     """An install that finds no compiler works, on NumPy alone."""
-    session.install(f"{wheel(session, 'pure', NO_COMPILER)}[cli]", *group("test"))
+    install(session, f"{wheel(session, 'pure', NO_COMPILER)}[cli]", *group("test"))
     session.run("python", "-c", "from gradclip import native; assert not native.available")
     session.run("pytest", "--numprocesses=2", "--ignore=tests/test_native.py", *session.posargs)
 
@@ -139,7 +160,7 @@ def sanitize(session: nox.Session) -> None:
     compiler = shutil.which("g++")
     if compiler is None:
         session.skip("the sanitizers need g++, and there is none")
-    session.install(".", "--config-settings=cmake.define.GRADCLIP_SANITIZE=ON", *group("test"), env={"CXX": compiler})
+    install(session, ".", "--config-settings=cmake.define.GRADCLIP_SANITIZE=ON", *group("test"), env={"CXX": compiler})
     libraries = (session.run(compiler, f"-print-file-name={name}", external=True, silent=True) for name in PRELOADED)
     environment = {
         "LD_PRELOAD": " ".join(str(library).strip() for library in libraries),
@@ -152,6 +173,6 @@ def sanitize(session: nox.Session) -> None:
 @nox.session
 def references(session: nox.Session) -> None:
     """The recorded vectors once more, by the packages that they are of. Not a part of the gate: these do not change."""
-    session.install(*REFERENCES)
-    session.install("--no-deps", "timm==1.0.31")  # one file of it is wanted, and torchvision is not
+    install(session, *REFERENCES)
+    install(session, "--no-deps", "timm==1.0.31")  # one file of it is wanted, and torchvision is not
     session.run("python", "tests/vectors/regenerate.py")
