@@ -18,18 +18,6 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 SOURCES = ["src", "tests", "examples", "noxfile.py"]
 DIST = Path(".nox") / "dist"
 NO_COMPILER = {"CC": "/nonexistent", "CXX": "/nonexistent"}
-FRAMEWORK_ONLY = (
-    "integrations",
-    "jax.py",
-    "mindspore.py",
-    "mlx.py",
-    "paddle.py",
-    "tensorflow.py",
-    "torch.py",
-    "_torch_*.py",
-    "_jax_*.py",
-)
-RANK_ONLY = ("verify/layouts.py", "verify/rank.py")  # they run on torch.distributed
 
 
 class Framework(NamedTuple):
@@ -49,6 +37,8 @@ FRAMEWORKS = {
     "tensorflow": Framework(["tensorflow-cpu==2.21.*", "keras==3.15.*"], ("keras",), ("tensorflow",), "tensorflow"),
     "torch": Framework(["torch==2.13.0", "keras==3.15.*"], ("torch",), ("pytorch", "distributed"), "torch"),
 }
+FRAMEWORK_ONLY = ("integrations", *(f"{form}.py" for name in FRAMEWORKS for form in (name, f"_{name}_*")))
+RANK_ONLY = ("verify/layouts.py", "verify/rank.py")  # they run on torch.distributed
 REFERENCES = [  # of the vectors in tests/vectors, in the versions that these were recorded with
     "autoclip==0.2.1",
     "jax==0.10.2",

@@ -348,6 +348,18 @@ def test_groups():
         clip({"head": {"w": np.array([nan])}, "b": np.array([1.0])}, Groups({"b": None, "*": MaxNorm(1.0)}))
 
 
+def test_a_group_may_lack_its_gradients():
+    rule = Groups({"head.*": MaxNorm(1.0), "frozen.*": None, "*": Median(warmup=1)})
+    clipper = Clipper(rule)
+    for head in (np.array([3.0, 4.0]), None):
+        clipped = clipper({"head": {"w": head}, "frozen": {"w": None}, "body": np.array([2.0])})
+    assert clipped.norm.tolist() == [0, 0, 2]
+    assert clipped.coef.tolist() == [1, 1, 1]
+    assert clip({"a": None, "b": np.array([3.0])}, Groups({"b": MaxNorm(1.0)})).norm.tolist() == [3]  # nothing there to clip
+    with pytest.raises(ValueError, match="the pattern 'tail' of Groups fits no tensor"):
+        clip({"head": None}, Groups({"*": MaxNorm(1.0), "tail": MaxNorm(1.0)}))
+
+
 def test_a_group_of_its_own_that_is_left_alone_may_hold_anything():
     clipped = clip({"a": np.array([nan]), "b": np.array([3.0])}, Groups({"a": None, "b": MaxNorm(1.0)}))
     assert clipped.finite

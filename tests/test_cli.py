@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from numpy.lib import format as npy
 from safetensors import safe_open
 from safetensors.numpy import save_file

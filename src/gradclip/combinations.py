@@ -146,10 +146,11 @@ class Skip(Rule):
 class Groups(Rule):
     """A rule for each group of tensors, by the first pattern that fits a tensor's dotted path; one norm for each group.
 
-    Patterns are those of fnmatch: "*", "?", "[abc]". None leaves a group's tensors alone, and out of the norms. Every tensor
-    has to fit a pattern, and every pattern a tensor: "*" last takes the rest. Norm, limit and coefficient are [k] in the order
-    of the dict; those of a None group are 0, inf and 1. `budget` shares one limit C, that of every MaxNorm in it, out among
-    the k groups so that together they stay below C: "equal" gives each C/√k, "size" C·√(size/total).
+    Patterns are those of fnmatch: "*", "?", "[abc]". None leaves a group's tensors alone, and out of the norms. Every gradient
+    has to fit a pattern, and every pattern a tensor, which may lack its gradient: "*" last takes the rest. Norm, limit and
+    coefficient are [k] in the order of the dict; those of a None group are 0, inf and 1. `budget` shares one limit C, that of
+    every MaxNorm in it, out among the k groups so that together they stay below C: "equal" gives each C/√k, "size"
+    C·√(size/total).
 
     >>> from gradclip import clip
     >>> rule = Groups({"head.*": None, "*": MaxNorm(1.0)})
@@ -194,17 +195,18 @@ class Groups(Rule):
     def needs_weights(self) -> bool:  # type: ignore[override]
         return any(rule is not None and rule.needs_weights for rule in self.rules.values())
 
-    def members(self, paths: Sequence[str]) -> list[list[int]]:
-        """The tensors of every group; ValueError for a tensor or a pattern that none fits."""
-        members: list[list[int]] = [[] for _ in self.rules]
-        for place, path in enumerate(paths):
-            fitting = next((i for i, pattern in enumerate(self._patterns) if pattern.match(path)), None)
-            if fitting is None:
-                raise ValueError(f'no pattern of Groups fits {path!r}: add one, or "*" for the rest')
-            members[fitting].append(place)
-        for pattern, places in zip(self.rules, members, strict=True):
-            if not places:
+    def members(self, leaves: Sequence[tuple[str, bool]], complete: bool) -> list[list[int]]:
+        """The tensors of every group; ValueError for a gradient or a pattern that none fits."""
+        fitting = [next((i for i, pattern in enumerate(self._patterns) if pattern.match(path)), None) for path, _ in leaves]
+        for i, pattern in enumerate(self.rules):
+            if complete and i not in fitting:
                 raise ValueError(f"the pattern {pattern!r} of Groups fits no tensor that an earlier one has not taken")
+        members: list[list[int]] = [[] for _ in self.rules]
+        present = [(path, group) for (path, there), group in zip(leaves, fitting, strict=True) if there]
+        for place, (path, group) in enumerate(present):
+            if group is None:
+                raise ValueError(f'no pattern of Groups fits {path!r}: add one, or "*" for the rest')
+            members[group].append(place)
         return [[] if rule is None else places for rule, places in zip(self.rules.values(), members, strict=True)]
 
     def init(self, zero: Array) -> State:

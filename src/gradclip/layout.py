@@ -100,6 +100,11 @@ class Layout(NamedTuple):
 
 def layout_of(opened: Gradients, scope: str, unit: Unit | None = None, rule: Rule | None = None) -> Layout:
     """The layout that a scope and a rule ask for; a None has a norm of its own in the scope "tensor", and it is 0."""
+    if not opened.complete and (scope == "tensor" or (rule is not None and rule.needs_size)):
+        what = f"scope {scope!r}" if rule is None else f"{rule!r} in scope {scope!r}"
+        raise ValueError(
+            f"processes have different tensors: {what} needs the same ones on all, since it looks at each or counts elements"
+        )
     if scope == "tensor":
         return Layout(opened, [0 if x is None else 1 for x in opened.xs] if opened.gaps else [1] * len(opened.xs))
     if scope == "unit":
@@ -117,6 +122,6 @@ def _units(opened: Gradients, unit: Unit) -> Layout:
 
 
 def _groups(opened: Gradients, rule: Rule) -> Layout:
-    names = [path for path, x in zip(opened.paths(), opened.xs, strict=True) if x is not None]
-    members = rule.members(names)
+    leaves = [(path, x is not None) for path, x in zip(opened.paths(), opened.xs, strict=True)]
+    members = rule.members(leaves, opened.complete)
     return Layout(opened, [len(places) for places in members], places=[place for places in members for place in places])

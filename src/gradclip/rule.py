@@ -49,8 +49,12 @@ class Rule:
         """The bound in force, `Bound` or (low, high), and the state for the next step."""
         raise NotImplementedError
 
-    def members(self, paths: Sequence[str]) -> list[list[int]]:
-        """The places of the tensors that share each norm, for a rule that is `grouped`."""
+    def members(self, leaves: Sequence[tuple[str, bool]], complete: bool) -> list[list[int]]:
+        """The places of the tensors that share each norm, for a rule that is `grouped`.
+
+        leaves: the path of each, and whether it has a gradient; places are counted among those that have one. complete: are
+        these all leaves that there are, or have other processes others?
+        """
         raise NotImplementedError
 
     def rebased(self, state: State) -> Array | None:

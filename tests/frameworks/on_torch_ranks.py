@@ -6,6 +6,7 @@ import time
 from math import inf, nan
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -16,7 +17,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
 import gradclip
-from gradclip import MaxNorm, Median, NonFiniteError, Ratio
+from gradclip import Groups, MaxNorm, MaxRms, Median, NonFiniteError, Ratio
 from gradclip.integrations.torch import Layout, attach, clip_grad_norm_
 
 LIMIT = 0.3
@@ -418,6 +419,38 @@ def declared_experts_train(rank):
     same_bits(float(attached.last.norm).hex())
     optimizer, _ = attached_to(params, MaxNorm(1.0), scope="tensor", layout=Layout(pieces={"experts.*": size, "*": 1}))
     said = raised(ValueError, optimizer.step)
+    assert "different tensors" in said, said
+
+
+def stages_are_grouped(rank):
+    """A pattern may fit a stage's tensors alone; the first stage lacks its gradient in the second step."""
+    size = dist.get_world_size()
+    params = {f"stages.{rank}.w": parameter(torch.full((4,), 3.0 + rank)), f"stages.{rank}.b": parameter(torch.full((2,), 1.0))}
+    rule = Groups({"stages.0.w": MaxNorm(1.0), "*.w": Median(warmup=1), "*.b": None})
+    optimizer, attached = attached_to(params, rule, layout=Layout(pieces={"*": size}))
+    optimizer.step()
+    others = sum(4 * (3.0 + other) ** 2 for other in range(1, size)) ** 0.5
+    assert attached.last.norm.tolist() == pytest.approx([6.0, others, 0.0])
+    want = 0.5 if rank == 0 else 3.0 + rank
+    assert params[f"stages.{rank}.w"].grad.tolist() == pytest.approx([want] * 4)
+    same_bits(str(attached.last.norm.tolist()))
+    if rank == 0:
+        params["stages.0.w"].grad = None
+    else:
+        params[f"stages.{rank}.w"].grad *= 100
+    optimizer.step()
+    assert attached.last.norm.tolist() == pytest.approx([0.0, 100 * others, 0.0])
+    assert attached.last.coef.tolist()[0] == 1
+    assert attached.last.coef.tolist()[1] < 0.1
+    for sized, scope in (
+        (MaxRms(1.0), "global"),
+        (MaxNorm(1.0), "tensor"),
+        (Groups({"*": MaxNorm(1.0)}, budget="size"), "global"),
+    ):
+        everywhere = Layout(pieces={"*": size}).over(params)
+        said = raised(ValueError, lambda: gradclip.clip_(everywhere.gradients(), sized, scope=scope))  # noqa: B023
+        assert "different tensors" in said, said
+    said = raised(ValueError, lambda: gradclip.norm(everywhere.gradients(), scope="tensor"))
     assert "different tensors" in said, said
 
 

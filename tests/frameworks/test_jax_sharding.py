@@ -8,13 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import gradclip
 from gradclip import Bounds, Clipper, MaxNorm, MaxRms, NonFiniteError, Ratio, ZScore, clip
-from gradclip.integrations.optax import clip as clipping
-from gradclip.integrations.optax import skip
+from gradclip.integrations.optax import clip as clipping, skip
 
 jax.config.update("jax_num_cpu_devices", 4)  # before the first array is made
 SCOPES = [("global", 1), ("global", 2), ("global", 3), ("global", inf), ("tensor", 2), ("tensor", inf), ("element", 2)]

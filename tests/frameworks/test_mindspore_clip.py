@@ -12,8 +12,7 @@ from mindspore import Parameter, Tensor, ops
 
 import gradclip
 from gradclip import Bounds, Clipper, MaxNorm, NonFiniteError, clip, clip_
-from gradclip.backends import host
-from gradclip.backends import mindspore as backend
+from gradclip.backends import host, mindspore as backend
 
 FLOATS = [ms.float16, ms.bfloat16, ms.float32, ms.float64]
 LIKE = list(gradclip.rules.CONVENTIONS)

@@ -16,8 +16,7 @@ from mlx.utils import tree_flatten, tree_map
 
 import gradclip
 from gradclip import Bounds, Clipper, EmaRatio, MaxNorm, Median, NonFiniteError, Ratio, Unit, UnitNorm, clip, clip_
-from gradclip.backends import mlx as backend
-from gradclip.backends import on_host, open_gradients
+from gradclip.backends import mlx as backend, on_host, open_gradients
 
 DTYPES = {
     mx.float16: np.float16,

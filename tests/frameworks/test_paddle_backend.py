@@ -9,7 +9,7 @@ from paddle.nn.clip import merge_selected_rows
 
 import gradclip
 from gradclip import Bounds, Clipper, MaxNorm, NonFiniteError, clip, clip_, native
-from gradclip.backends import paddle as backend
+from gradclip.backends import _paddle_tensors as opened
 
 VIEWS = {
     "contiguous": lambda x: x,
@@ -26,12 +26,12 @@ DTYPES = ["float64", "float32", "bfloat16", "float16", "complex64", "complex128"
 def memory(request, monkeypatch):
     """With the core, and as in an install without it."""
     if request.param == "pure":
-        monkeypatch.setattr(backend.native, "open_tensors", lambda *_: None)
-        monkeypatch.setattr(backend.native, "open_buffers", lambda xs, writable: native_nowhere(len(xs)))
+        monkeypatch.setattr(opened.native, "open_tensors", lambda *_: None)
+        monkeypatch.setattr(opened.native, "open_buffers", lambda xs, writable: native_nowhere(len(xs)))
     return request.param
 
 
-native_nowhere = backend.native.nowhere
+native_nowhere = opened.native.nowhere
 
 
 def cube(dtype="float32"):
@@ -264,7 +264,7 @@ def test_sparse_rows_that_need_no_clip_are_left_as_they_are():
 @pytest.mark.parametrize("do", [clip, clip_])
 def test_sparse_rows_that_are_not_finite(do):
     sparse = embedded()
-    backend._view(sparse._get_tensor_from_selected_rows())[0, 0] = nan
+    opened.numpy_view(sparse._get_tensor_from_selected_rows())[0, 0] = nan
     with pytest.raises(NonFiniteError, match=r"e \(1 NaN of 4\)"):
         do({"e": sparse}, MaxNorm(1.0))
     assert not dense(do({"e": sparse}, MaxNorm(1.0), nonfinite="zero").grads["e"]).any()
@@ -290,4 +290,4 @@ def test_rows_are_merged_in_whatever_order_paddle_likes():
 
 def test_the_core_is_here():
     assert native.available
-    assert backend.EXCHANGE is not None
+    assert opened.EXCHANGE is not None

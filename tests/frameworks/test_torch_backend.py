@@ -512,7 +512,7 @@ def test_what_is_no_tensor_is_refused(leaf):
 
 FORKED = """
 import os, torch, gradclip
-from gradclip.backends.torch import TEAM
+from gradclip.backends._torch_tensors import TEAM
 torch.set_num_threads(4)
 gradclip.set_threads(4)
 x = torch.ones(4_000_000)

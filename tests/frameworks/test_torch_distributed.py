@@ -66,6 +66,7 @@ def test_a_scaler_leaves_the_step_out_on_all(fused):
         each.diagnoses,
         each.ranks_without_any_gradient_join,
         each.declared_experts_train,
+        each.stages_are_grouped,
     ],
     ids=lambda work: work.__name__,
 )

@@ -41,6 +41,11 @@ class Gradients(NamedTuple):
         """How norms over these become norms over all processes, for arrays that are spread over several and know it."""
         return getattr(self.present, "reduce", None)
 
+    @property
+    def complete(self) -> bool:
+        """Are these all leaves that there are, or have other processes others?"""
+        return getattr(self.present, "complete", True)
+
     def only(self, kept: list[bool]) -> Gradients:
         """The same with None for those of the leaves that are not kept."""
         places = [k for k, keep in enumerate(keep for keep, x in zip(kept, self.xs, strict=True) if x is not None) if keep]

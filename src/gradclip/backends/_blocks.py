@@ -6,7 +6,7 @@ They also serve what the core does not open: complex numbers, foreign byte order
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,13 @@ def to_odd(x: Array) -> Array:
     bits -= (np.abs(near) > np.abs(x)).astype(np.uint32)
     bits |= (near != x).astype(np.uint32)
     return near
+
+
+def doubtful(bounds: Sequence[tuple[float, float]], peaks: Array | None) -> list[bool]:
+    """May a value of an array lie outside its bounds? Said by the largest |x| of each; a NaN hides the others."""
+    if peaks is None:
+        return [True] * len(bounds)
+    return [not peak <= min(-low, high) for peak, (low, high) in zip(peaks.tolist(), bounds, strict=True)]
 
 
 def clamp(x: Array, out: Array, low: float, high: float) -> bool:

@@ -34,11 +34,12 @@ PARTIAL = (
 class Shares:
     """Of every tensor its weight in the norm, and the size of the whole; looked at only when a norm is asked for."""
 
-    def __init__(self, wholes: Sequence[Any], pieces: Sequence[int], size: int, join: Join) -> None:
+    def __init__(self, wholes: Sequence[Any], pieces: Sequence[int], size: int, join: Join, complete: bool = True) -> None:
         self.wholes = wholes
         self.pieces = pieces
         self.size = size
         self.join = join
+        self.complete = complete
 
     @cached_property
     def weights(self) -> list[float]:
@@ -52,7 +53,7 @@ class Shares:
 
     def of(self, places: Sequence[int]) -> Shares:
         """Those of some of the tensors."""
-        return Shares([self.wholes[i] for i in places], [self.pieces[i] for i in places], self.size, self.join)
+        return Shares([self.wholes[i] for i in places], [self.pieces[i] for i in places], self.size, self.join, self.complete)
 
 
 class ByPlacement(Shares):
@@ -88,6 +89,11 @@ class Opened(list[Tensor]):
     again: Sequence[bool] = ()
     unmerged: Sequence[tuple[Tensor, Tensor]] = ()
     shares: Shares | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Have all processes the same tensors, or copies or parts of the same?"""
+        return self.shares is None or self.shares.complete
 
     @property
     def reduce(self) -> Join | None:

@@ -16,8 +16,7 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 
-from . import _blocks, _powers, native
-from . import numpy as host
+from . import _blocks, _powers, native, numpy as host
 from ._overlap import said
 
 Array = Any
@@ -354,8 +353,8 @@ def _product(x: mx.array, coef: Any) -> mx.array:
 def clamp(xs: Sequence[mx.array], low: Any, high: Any, peaks: Any) -> tuple[list[mx.array], Any]:
     if not isinstance(xs, Arrays) or isinstance(low, mx.array) or isinstance(high, mx.array):
         return [_clamped(x, low, high) for x in xs], _some_outside(xs, low, high)
-    bounds = _all_bounds(xs, low, high)
-    doubtful = _doubtful(bounds, peaks)
+    bounds = _bounds(xs, low, high)
+    doubtful = _blocks.doubtful(bounds, peaks)
     direct = [held and doubt for held, doubt in zip(xs.memory.held.tolist(), doubtful, strict=True)]
     fresh, source, target = _fresh(xs, direct)
     hit = native.clamp(source, target, np.array(list(compress(bounds, direct))).reshape(-1, 2)).tolist()
@@ -364,17 +363,10 @@ def clamp(xs: Sequence[mx.array], low: Any, high: Any, peaks: Any) -> tuple[list
     return [x if y is None else y for x, y in zip(xs, new, strict=True)], builtins.any(y is not None for y in new)
 
 
-def _all_bounds(xs: Sequence[mx.array], low: float, high: float) -> list[tuple[float, float]]:
+def _bounds(xs: Sequence[mx.array], low: float, high: float) -> list[tuple[float, float]]:
     """The bounds of each array, as its type rounds them."""
     rounded = {dtype: tuple(_rounded(bound, dtype).item() for bound in (low, high)) for dtype in {x.dtype for x in xs}}
     return [(low, high) if is_complex(x) else cast("tuple[float, float]", rounded[x.dtype]) for x in xs]
-
-
-def _doubtful(bounds: Sequence[tuple[float, float]], peaks: Array | None) -> list[bool]:
-    """May a value lie outside? Said by the largest |x|; a NaN hides the others."""
-    if peaks is None:
-        return [True] * len(bounds)
-    return [not peak <= min(-low, high) for peak, (low, high) in zip(peaks.tolist(), bounds, strict=True)]
 
 
 def _changed(x: mx.array, low: float, high: float) -> mx.array | None:

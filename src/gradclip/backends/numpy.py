@@ -306,7 +306,7 @@ def _empty(x: Array) -> Array:
 
 
 def clamp(xs: Sequence[Array], low: float, high: float, peaks: Array) -> tuple[list[Array], bool]:
-    doubtful = _doubtful(xs, low, high, peaks)
+    doubtful = _blocks.doubtful(_bounds(xs, low, high), peaks)
     empty = xs.empty if isinstance(xs, Arrays) else _empty
     out = [empty(x) if doubt else x for x, doubt in zip(xs, doubtful, strict=True)]
     changed = iter(_clamp_into([(x, y) for x, y in zip(xs, out, strict=True) if y is not x], low, high))
@@ -316,16 +316,9 @@ def clamp(xs: Sequence[Array], low: float, high: float, peaks: Array) -> tuple[l
 
 def clamp_(xs: Sequence[Array], low: float, high: float, peaks: Array) -> tuple[list[Array], bool]:
     again = xs.again if isinstance(xs, Arrays) else [False] * len(xs)
-    doubtful = _doubtful(xs, low, high, peaks)
+    doubtful = _blocks.doubtful(_bounds(xs, low, high), peaks)
     work = [(x, x) for x, doubt, done in zip(xs, doubtful, again, strict=True) if doubt and not done]
     return list(xs), True in _clamp_into(work, low, high)
-
-
-def _doubtful(xs: Sequence[Array], low: float, high: float, peaks: Array) -> list[bool]:
-    """May a value lie outside? Said by the largest |x|; a NaN hides the others."""
-    if peaks is None:
-        return [True] * len(xs)
-    return [not peak <= min(-a, b) for peak, (a, b) in zip(peaks.tolist(), _bounds(xs, low, high), strict=True)]
 
 
 def _bounds(xs: Sequence[Array], low: float, high: float) -> list[tuple[float, float]]:

@@ -22,8 +22,7 @@ import optax
 
 from ..backends._jax_varying import joined
 from ..call import resolve
-from ..clip import clip as clip_gradients
-from ..clip import init as init_state
+from ..clip import clip as clip_gradients, init as init_state
 from ..clipped import Clipped
 from ..layout import Unit
 from ..measure import Reduce

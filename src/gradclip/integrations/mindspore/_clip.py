@@ -11,8 +11,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from ...backends import Backend, Gradients
-from ...backends import mindspore as backend
+from ...backends import Backend, Gradients, mindspore as backend
 from ...backends.mindspore import largest, number
 from ...call import Call, resolve
 from ...clipper import Counts

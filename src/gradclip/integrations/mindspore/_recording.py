@@ -13,8 +13,7 @@ import numpy as np
 from mindspore import Tensor
 
 from ... import traced
-from ...backends import Backend, Gradients
-from ...backends import mindspore as backend
+from ...backends import Backend, Gradients, mindspore as backend
 from ...call import Call
 from ...layout import Layout
 from ...rule import Measured, Rule, State

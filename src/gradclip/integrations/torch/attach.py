@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from ...backends._torch_shares import local
-from ...call import scope_of
 from ...clipped import Clipped
 from ...clipper import Clipper, Counts
 from ...layout import Unit
@@ -227,8 +226,7 @@ class Attached:
         if len(params) != len(known) or not all(map(operator.is_, params, known)):
             self._named = self._uniquely_named()
             self._joined = spread(self._named, self.layout)
-            _serves(self._joined, self.clipper)
-            self.clipper.grow({name: p.detach() for name, p in self._named.items()})
+            self.clipper.grow(self._joined.weights() if self._joined else {name: p.detach() for name, p in self._named.items()})
         return self._named
 
     def _uniquely_named(self) -> dict[str, Tensor]:
@@ -264,17 +262,6 @@ class Attached:
         if self._scale is not None:
             self._scale.restore()
             self._scale = None
-
-
-def _serves(joined: Joined | None, clipper: Clipper) -> None:
-    """ValueError for norms that processes with different tensors cannot have in common."""
-    if joined is None or set(joined.pieces.values()) <= {1}:
-        return
-    if scope_of(clipper.rule, clipper.scope) == "tensor" or clipper.rule.grouped or clipper.rule.needs_size:
-        raise ValueError(
-            f"processes have different tensors, as Layout(pieces=…) says: {clipper.rule!r} in scope {clipper.scope!r} needs "
-            "the same ones on all, since it looks at each of them or counts elements"
-        )
 
 
 def _why(params: list[Tensor]) -> str:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from torch import Tensor
 
-from ...backends import Backend, Gradients, open_gradients
-from ...backends import torch as backend
+from ...backends import Backend, Gradients, open_gradients, torch as backend
 from ...backends._torch_shares import UNDECLARED, Shares, group_of, is_spread, joined, local
+from ...backends._torch_tensors import Elsewhere, arrays, shared
 from ...nonfinite import NonFiniteError
 from .diagnosis import Census, Report
 from .partial import add_up_
@@ -43,10 +43,17 @@ class Layout:
     diagnose: bool = False
 
     def __post_init__(self) -> None:
-        each = self.pieces.values() if isinstance(self.pieces, Mapping) else [self.pieces]
-        for pieces in each:
+        for pieces in self._pieces():
             if isinstance(pieces, bool) or not isinstance(pieces, int) or pieces < 1:
                 raise ValueError(f"pieces must be whole numbers > 0, or {{pattern: number}}; got {self.pieces!r}")
+
+    @property
+    def complete(self) -> bool:
+        """Have all processes the same tensors, as far as is said here?"""
+        return set(self._pieces()) <= {1}
+
+    def _pieces(self) -> Iterable[int]:
+        return self.pieces.values() if isinstance(self.pieces, Mapping) else [self.pieces]
 
     def pieces_of(self, name: str) -> int:
         """Those of one parameter; ValueError where no pattern has its name."""
@@ -87,6 +94,7 @@ class Joined:
         self.named = named
         self.group = layout.group or (group_of(meshes) if meshes else dist.group.WORLD)
         self.pieces = {name: layout.pieces_of(name) for name in named}
+        self.complete = layout.complete
         self._census = Census(self.group, named, self.pieces) if layout.diagnose else None
 
     @property
@@ -110,12 +118,13 @@ class Joined:
         if not names:  # the same steps as on the others, where there are gradients
             opened = opened._replace(backend=cast(Backend, backend), present=self._nothing())
         wholes = [self._whole(name) for name in names]
-        shares = Shares(wholes, [self.pieces[name] for name in names], self.group.size(), self._join(names))
-        return opened._replace(present=backend.shared(opened.present, shares))
+        pieces = [self.pieces[name] for name in names]
+        shares = Shares(wholes, pieces, self.group.size(), self._join(names), self.complete)
+        return opened._replace(present=shared(opened.present, shares))
 
     def _nothing(self) -> list[Tensor]:
         on_cpu = all(p.device.type == "cpu" for p in self.named.values())
-        return backend.arrays([], str, True) if on_cpu else backend.Elsewhere()
+        return arrays([], str, True) if on_cpu else Elsewhere()
 
     def _whole(self, name: str) -> Any:
         p = self.named[name]
