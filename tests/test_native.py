@@ -385,6 +385,19 @@ def test_clamp_in_place_writes_nothing_inside_the_bounds(dtype, tmp_path):
     assert not _core.clamp(at[0], at[0], at[1], at[2], np.array([-1.0]), np.array([1.0]), 1)[0]
 
 
+@each_dtype
+@pytest.mark.parametrize("place", [0, 1023, 1024, 40000, BLOCK - 1, BLOCK, 2 * BLOCK, 2 * BLOCK + 6])
+def test_clamp_finds_the_only_one_outside(dtype, place):
+    x = np.zeros(2 * BLOCK + 7, dtype)
+    x[place] = -3
+    expected = x.copy()
+    expected[place] = -1
+    got, changed = clamp(x, -1.0, 1.0)
+    assert same_bits(got, expected) and changed
+    clamp(x, -1.0, 1.0, out=x)
+    assert same_bits(x, expected)
+
+
 def test_clamp_says_which_arrays_changed():
     x, y, z = np.array([3.0]), np.array([0.5], np.float32), np.zeros(0)
     address, lengths, dtypes = memory(x, y, z, writable=True)

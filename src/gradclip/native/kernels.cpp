@@ -21,8 +21,9 @@ namespace {
 
 constexpr int LANES = 32;
 constexpr int64_t AHEAD = 2048;   // bytes; a prefetch past the end of an array does nothing
-constexpr int64_t STREAMS = 4;    // places read in turns: the CPU's own prefetch ends with each page, and one is not enough
-constexpr int64_t CHUNK = 16384;  // elements that clamp reads, then writes only if it must
+constexpr int64_t READ = 4;       // places read in turns: the CPU's own prefetch ends with each page, and one is not enough
+constexpr int64_t WRITTEN = 2;    // places written in turns: more of them cost some CPUs a third of their speed
+constexpr int64_t PROBE = 1024;   // elements that tell clamp whether it will have to write
 
 template <class To, class From>
 inline To bits_as(From from) {
@@ -222,12 +223,12 @@ inline double largest(const typename T::Bits* peaks) {
 
 // Visits all groups, one of each stream in turns, the few that are left over last. The streams do not begin at the
 // same place of their pages: there a load waits for the store before it.
-template <class Visit>
+template <int64_t streams, class Visit>
 inline void in_turns(int64_t groups, Visit visit) {
-    const int64_t each = groups / STREAMS * 31 / 32;
+    const int64_t each = groups / streams * 31 / 32;
     for (int64_t i = 0; i < each; i++)
-        for (int64_t s = 0; s < STREAMS; s++) visit(s * each + i);
-    for (int64_t i = STREAMS * each; i < groups; i++) visit(i);
+        for (int64_t s = 0; s < streams; s++) visit(s * each + i);
+    for (int64_t i = streams * each; i < groups; i++) visit(i);
 }
 
 // Adds the lanes of `width` neighbours pairwise into their first lanes.
@@ -327,7 +328,7 @@ inline void measure_block(const char* x, int64_t n, Plus plus, double* power, do
     };
     constexpr int64_t bytes = LANES * sizeof(typename T::Bits);
     const int64_t groups = n / LANES;
-    in_turns(groups, [&](int64_t i) {
+    in_turns<READ>(groups, [&](int64_t i) {
         prefetch<T>(x + i * bytes + AHEAD, LANES);
         add(x + i * bytes);
     });
@@ -375,7 +376,7 @@ inline void measure_columns(const char* x, int64_t n, int64_t stride, int width,
     auto add_rows = [&](int64_t group) {
         for (int64_t k = group * LANES; k < n && k < (group + 1) * LANES; k++) add_row(k);
     };
-    in_turns(n / LANES, add_rows);
+    in_turns<READ>(n / LANES, add_rows);
     add_rows(n / LANES);
     fold(lanes, TILE);
     for (int j = 0; j < width; j++) powers[j] = lanes[j], peaks[j] = as_peak<T>(tops[j]);
@@ -490,7 +491,7 @@ inline void scale_block(T type, const char* x, char* y, int64_t n, double coef) 
     constexpr int64_t bytes = LANES * sizeof(typename T::Bits);
     if (coef != coef) return fill(type, y, n, coef);
     const int64_t groups = n / LANES, rest = n % LANES;
-    in_turns(groups, [=](int64_t i) {
+    in_turns<WRITTEN>(groups, [=](int64_t i) {
         prefetch<T>(x + i * bytes + AHEAD, LANES);
         scale_group(type, x + i * bytes, y + i * bytes, coef);
     });
@@ -506,54 +507,75 @@ void scale(uint8_t dtype, const char* x, char* y, int64_t n, double coef) {
     with_type(dtype, [=](auto type) { scale_block(type, x, y, n, coef); });
 }
 
+// Which numbers lie outside of bounds: no NaN, and for a bound of 0 no zero of either sign.
+template <class T>
+struct Outside {
+    typename T::Value low, high;
+    Outside(double l, double h) : low((typename T::Value)l), high((typename T::Value)h) {}
+    bool above(typename T::Bits bits) const { return T::widen(bits) > high; }
+    bool below(typename T::Bits bits) const { return T::widen(bits) < low; }
+};
+
+// Without widening 16 bits: as integers in the order of all numbers, NaN beyond the infinities.
+template <class T>
+struct Outside16 {
+    int16_t low, high;
+    static int16_t key(int16_t bits) { return bits < 0 ? bits ^ T::magnitude : bits; }
+    Outside16(double l, double h) : low(l == 0 ? -1 : key(pack_one<T>(l))), high(h == 0 ? 0 : key(pack_one<T>(h))) {}
+    bool above(int16_t bits) const { return (key(bits) > high) & (key(bits) <= T::infinity); }
+    bool below(int16_t bits) const { return (key(bits) < low) & (key(bits) >= ~T::infinity); }
+};
+
+template <>
+struct Outside<BFloat16> : Outside16<BFloat16> { using Outside16::Outside16; };
+template <>
+struct Outside<Float16> : Outside16<Float16> { using Outside16::Outside16; };
+
 template <class T>
 struct Bounds {
     using Bits = typename T::Bits;
-    Bits low, high, low_key, high_key;
+    Outside<T> outside;
+    Bits low, high;
 
-    // Orders all numbers as integers; NaN lies beyond the infinities.
-    static Bits key(Bits bits) { return bits < 0 ? bits ^ T::magnitude : bits; }
-    // A bound of 0 leaves zeros of either sign alone.
-    Bounds(double l, double h)
-        : low(pack_one<T>(l)), high(pack_one<T>(h)), low_key(l == 0 ? -1 : key(low)), high_key(h == 0 ? 0 : key(high)) {}
-    bool above(Bits k) const { return (k > high_key) & (k <= T::infinity); }
-    bool below(Bits k) const { return (k < low_key) & (k >= ~T::infinity); }
+    Bounds(double l, double h) : outside(l, h), low(pack_one<T>(l)), high(pack_one<T>(h)) {}
 
     bool hold(const char* x, int64_t n) const {
-        Bits outside[LANES] = {};
-        auto look = [&](int64_t i, int j) {
-            const Bits k = key(load<T>(x, i + j));
-            outside[j] |= above(k) | below(k);
-        };
-        in_turns(n / LANES, [&](int64_t i) {
-            prefetch<T>(x + i * LANES * (int64_t)sizeof(Bits) + AHEAD, LANES);
-            for (int j = 0; j < LANES; j++) look(i * LANES, j);
-        });
-        for (int64_t i = n / LANES * LANES; i < n; i++) look(i, 0);
-        for (int j = 1; j < LANES; j++) outside[0] |= outside[j];
-        return !outside[0];
+        return !any_outside<READ>(x, n, [](const Bits*, int64_t, int) {});
     }
-    void apply(const char* x, char* y, int64_t n) const {
-        for (int64_t i = 0; i < n; i++) {
-            const Bits bits = load<T>(x, i), k = key(bits);
-            store<T>(y, i, above(k) ? high : below(k) ? low : bits);
-        }
+    // Writes x between the bounds; did anything change?
+    bool apply(const char* x, char* y, int64_t n) const {
+        return any_outside<WRITTEN>(x, n, [y](const Bits* clamped, int64_t i, int count) {
+            memcpy(y + i * (int64_t)sizeof(Bits), clamped, (size_t)count * sizeof(Bits));
+        });
+    }
+    // Is any number outside? `take` is given all of them as they are between the bounds.
+    template <int64_t streams, class Take>
+    bool any_outside(const char* x, int64_t n, Take take) const {
+        Bits found[LANES] = {};
+        auto look = [&](int64_t i, int count) {
+            Bits clamped[LANES];
+            for (int j = 0; j < count; j++) {
+                const Bits bits = load<T>(x, i + j);
+                const bool above = outside.above(bits), below = outside.below(bits);
+                clamped[j] = above ? high : below ? low : bits;
+                found[j] |= above | below;
+            }
+            take(clamped, i, count);
+        };
+        in_turns<streams>(n / LANES, [&](int64_t group) {
+            prefetch<T>(x + group * LANES * (int64_t)sizeof(Bits) + AHEAD, LANES);
+            look(group * LANES, LANES);
+        });
+        look(n / LANES * LANES, (int)(n % LANES));
+        for (int j = 1; j < LANES; j++) found[0] |= found[j];
+        return found[0] != 0;
     }
 };
 
 template <class T>
 inline bool clamp_block(const char* x, char* y, int64_t n, const Bounds<T> bounds) {
-    bool changed = false;
-    for (int64_t start = 0; start < n; start += CHUNK) {
-        const int64_t count = n - start < CHUNK ? n - start : CHUNK, at = start * (int64_t)sizeof(typename T::Bits);
-        if (!bounds.hold(x + at, count)) {
-            bounds.apply(x + at, y + at, count);
-            changed = true;
-        } else if (x != y) {
-            memcpy(y + at, x + at, (size_t)count * sizeof(typename T::Bits));
-        }
-    }
-    return changed;
+    const bool may_hold = x == y && bounds.hold(x, n < PROBE ? n : PROBE);
+    return !(may_hold && bounds.hold(x, n)) && bounds.apply(x, y, n);
 }
 
 bool clamp(uint8_t dtype, const char* x, char* y, int64_t n, double low, double high) {
