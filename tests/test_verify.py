@@ -96,6 +96,17 @@ def test_what_is_not_there_is_listed_and_what_crashes_does_not_stop_the_rest(cap
     assert "random float32" in out
 
 
+def test_a_folder_is_no_framework(tmp_path, monkeypatch):
+    """A compiler's cache, or examples: a folder beside which the command is run."""
+    (tmp_path / "absent").mkdir()
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert not command._has(sys.executable, "absent")
+    assert command._has(sys.executable, "numpy")
+    assert "rows" in command._worked("numpy", sys.executable)
+
+
 def test_a_process_that_ends_badly_is_told_of():
     assert "exit code 1" in command._worked("nothing", sys.executable)["said"]
 

@@ -20,10 +20,10 @@ from ..stdout import show
 from . import distributed, frameworks
 from .html import page
 from .table import report
-from .worker_process import last, started
+from .worker_process import INSTALLED_ONLY, last, started
 
 NAMES = sorted(module.name for module in iter_modules(frameworks.__path__) if not module.name.startswith("_"))
-NEEDS = {"jax": ("jax", "optax"), "mindspore": ("mindspore",), "tensorflow": ("tensorflow",)}
+NEEDS = {"jax": ("jax", "optax")}
 PATIENCE = 600  # seconds that one framework may take
 Result = dict[str, Any]
 
@@ -76,7 +76,7 @@ def _has(python: Path, name: str) -> bool:
     needed = NEEDS.get(name, (name,))
     code = f"from importlib.util import find_spec; raise SystemExit(not all(map(find_spec, {needed!r})))"
     try:
-        return subprocess.run([python, "-c", code], capture_output=True, check=False).returncode == 0
+        return subprocess.run([python, "-c", INSTALLED_ONLY + code], capture_output=True, check=False).returncode == 0
     except OSError as error:
         raise UserError(f"--python {python}: {error.strerror}") from None
 

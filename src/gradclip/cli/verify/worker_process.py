@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2]
+# a folder beside which this was started may be named after a framework, and is none
+INSTALLED_ONLY = "import sys; sys.path = [folder for folder in sys.path if folder]\n"
 # this very package, and nothing else of the environment it lies in: that has its own NumPy
 BOOT = """
-import runpy, sys
+import runpy
 from importlib.util import module_from_spec, spec_from_file_location
 spec = spec_from_file_location("gradclip", sys.argv.pop(1), submodule_search_locations=[sys.argv.pop(1)])
 sys.modules["gradclip"] = module_from_spec(spec)
@@ -18,7 +20,7 @@ runpy.run_module(f"gradclip.cli.verify.{sys.argv.pop(1)}", run_name="__main__", 
 
 def started(python: Path, worker: str, *arguments: str) -> list[str]:
     """The command line that starts a module of this folder."""
-    return [str(python), "-c", BOOT, str(PACKAGE / "__init__.py"), str(PACKAGE), worker, *arguments]
+    return [str(python), "-c", INSTALLED_ONLY + BOOT, str(PACKAGE / "__init__.py"), str(PACKAGE), worker, *arguments]
 
 
 def last(text: str) -> str:
